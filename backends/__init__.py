@@ -1,0 +1,3 @@
+"""Pluggable compute backends behind one seam (`backends.base`)."""
+
+OWNER = "homeserve"

@@ -1,0 +1,1 @@
+"""The oracle backend: NumPy, slow and obvious."""

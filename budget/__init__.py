@@ -1,0 +1,3 @@
+"""Facts about a box and a model, turned into a memory plan."""
+
+OWNER = "homeserve"

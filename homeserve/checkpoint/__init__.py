@@ -1,0 +1,1 @@
+"""GGUF and safetensors files as one Checkpoint view."""

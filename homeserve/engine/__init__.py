@@ -1,0 +1,1 @@
+"""The engine: request state and every decision."""

@@ -1,0 +1,90 @@
+"""What a request asks of the engine, and what comes back.
+
+`GenerateCall` is one sequence to generate (an HTTP request with `n` choices submits n of them). The engine answers with
+`TokenEvent`s on a `TokenStream`; text is made of them outside the engine (`homeserve.text`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from homeserve.wire.records import Logprobs, Sampling
+
+
+class FinishReason(Enum):
+    """Why a sequence ended. The value is what OpenAI's API calls it."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class GenerateCall:
+    """One sequence: prompt token ids, how to draw, and when to end.
+
+    `max_tokens` is already clipped to the context. `end_tokens` finish the sequence and are not part of its text.
+    `prompt_logprobs` n >= 0 asks for log-probabilities of the prompt's own tokens (`echo`).
+    """
+
+    request_id: str
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    max_tokens: int
+    end_tokens: frozenset[int]
+    prompt_logprobs: int = -1
+
+
+@dataclass
+class Timings:
+    """Moments of one sequence in seconds of the engine's clock; None until they happen."""
+
+    submitted: float
+    scheduled: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+    cached_tokens: int = 0
+    restarts: int = 0
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """Tokens that became known together; `finish` is set on the last event of a stream.
+
+    `tokens` excludes the end token. `logprobs` runs parallel to `tokens` where asked for. `prompt_logprobs` comes once,
+    with the first event (entry i belongs to prompt token i+1).
+    """
+
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[Logprobs, ...] = ()
+    prompt_logprobs: tuple[Logprobs, ...] = ()
+    finish: FinishReason | None = None
+    error: str | None = None
+
+
+@dataclass
+class Usage:
+    """Token counts of a finished or running sequence."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """Bounds that the engine keeps; every one has a flag."""
+
+    context: int
+    kv_tokens: int
+    running: int
+    waiting: int
+    chunk: int
+    prefill_delay: int
+    plans_in_flight: int
+    stream_tokens: int = 1024
+    """Tokens a slow reader may leave unread before its request is held."""
+    prefix_cache: bool = True
+    extra: dict[str, int] = field(default_factory=dict)

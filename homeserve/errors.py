@@ -1,0 +1,192 @@
+"""The error tree. A name says what is wrong, facts are attributes, the message is built from them and says what to do.
+
+    HomeserveError                      message, code, field, fix
+    ├── SettingError                    exit 2 · a flag, variable or homeserve.toml entry that cannot be used
+    ├── ModelError                      exit 2 · a model that cannot be found, read or run
+    │   ├── ModelNotFound               no such file, folder, alias or repository
+    │   ├── CheckpointError             a file that is not what it says: truncated, hostile, damaged
+    │   ├── UnknownArchitecture         with the list of known ones
+    │   └── UnsupportedModel            known, but this backend lacks an op or a quant type (every missing one is named)
+    ├── BudgetError                     exit 2 · the plan does not fit, with the arithmetic
+    ├── FetchError                      exit 2 · a download that failed: network, digest, disk, permission
+    ├── WorkerError                     exit 3 · a worker process failed
+    │   ├── WorkerStartError            it did not come up
+    │   └── WorkerLost                  it died or hung more often than restarts allow
+    └── RequestError                    an HTTP status · bad or refused request
+        ├── InvalidField                400 invalid_field
+        ├── ContextOverflow             400 context_overflow
+        ├── UnknownModel                404 model_not_found
+        ├── Unauthorized                401 unauthorized
+        ├── BodyTooLarge                413 body_too_large
+        ├── QueueFull                   429 queue_full
+        ├── Draining                    503 draining
+        └── RequestFailed               500 server_error, with the request id only
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class HomeserveError(Exception):
+    """Root of the tree. `code` is a stable word for programs, `field` what it is about, `fix` what to do about it."""
+
+    code = "error"
+    exit_code = 2
+
+    def __init__(self, message: str, *, field: str | None = None, fix: str | None = None) -> None:
+        self.message = message
+        self.field = field
+        self.fix = fix
+        super().__init__(message)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "schema": 1,
+            "error": {"code": self.code, "message": self.message, "field": self.field, "fix": self.fix},
+        }
+
+
+class SettingError(HomeserveError):
+    code = "setting"
+
+
+class ModelError(HomeserveError):
+    code = "model"
+
+
+class ModelNotFound(ModelError):
+    code = "model_not_found"
+
+
+class CheckpointError(ModelError):
+    """`path` is the file, `where` the place in it (a key, a tensor, a byte offset)."""
+
+    code = "checkpoint"
+
+    def __init__(self, path: str, where: str, what: str, *, fix: str | None = None) -> None:
+        self.path = path
+        self.where = where
+        super().__init__(f"{path}: {where}: {what}", field=where, fix=fix)
+
+
+class UnknownArchitecture(ModelError):
+    code = "unknown_architecture"
+
+    def __init__(self, arch: str, known: tuple[str, ...]) -> None:
+        self.arch = arch
+        self.known = known
+        super().__init__(
+            f"architecture {arch!r} is not known; known: {', '.join(known)}",
+            field="general.architecture",
+            fix="use a model of a known architecture",
+        )
+
+
+class UnsupportedModel(ModelError):
+    code = "unsupported_model"
+
+
+class BudgetError(HomeserveError):
+    code = "budget"
+
+
+class FetchError(HomeserveError):
+    code = "fetch"
+
+
+class WorkerError(HomeserveError):
+    code = "worker"
+    exit_code = 3
+
+
+class WorkerStartError(WorkerError):
+    code = "worker_start"
+
+
+class WorkerLost(WorkerError):
+    code = "worker_lost"
+
+
+class RequestError(HomeserveError):
+    """What a client gets: `status`, and the OpenAI error body (`message, type, param, code`)."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_request"
+
+    @property
+    def param(self) -> str | None:
+        return self.field
+
+    def as_body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+class InvalidField(RequestError):
+    code = "invalid_field"
+
+    def __init__(self, field: str, what: str, *, fix: str | None = None) -> None:
+        super().__init__(f"{field}: {what}", field=field, fix=fix)
+
+
+class ContextOverflow(RequestError):
+    code = "context_overflow"
+
+    def __init__(self, prompt_tokens: int, limit_tokens: int, field: str = "messages") -> None:
+        self.prompt_tokens = prompt_tokens
+        self.limit_tokens = limit_tokens
+        super().__init__(
+            f"the prompt has {prompt_tokens} tokens, the limit is {limit_tokens}: shorten it, or start the server with"
+            " a larger --context or --kv-tokens",
+            field=field,
+        )
+
+
+class UnknownModel(RequestError):
+    status = 404
+    type = "not_found_error"
+    code = "model_not_found"
+
+    def __init__(self, asked: str, served: tuple[str, ...]) -> None:
+        super().__init__(f"model {asked!r} is not served here; there is: {', '.join(served)}", field="model")
+
+
+class Unauthorized(RequestError):
+    status = 401
+    type = "authentication_error"
+    code = "unauthorized"
+
+
+class BodyTooLarge(RequestError):
+    status = 413
+    code = "body_too_large"
+
+
+class QueueFull(RequestError):
+    """`retry_after_s` goes out as the Retry-After header."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "queue_full"
+
+    def __init__(self, waiting: int, retry_after_s: int = 1) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(
+            f"{waiting} requests are waiting already (--max-waiting); try again in {retry_after_s} s",
+        )
+
+
+class Draining(RequestError):
+    status = 503
+    type = "server_error"
+    code = "draining"
+
+
+class RequestFailed(RequestError):
+    status = 500
+    type = "server_error"
+    code = "server_error"
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"request {request_id} failed")

@@ -1,0 +1,1 @@
+"""Worker processes: spawn, handshake, run a plan, death, restart."""

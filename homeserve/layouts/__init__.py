@@ -1,0 +1,1 @@
+"""How weights, KV rows and states are spread over ranks."""

@@ -1,0 +1,1 @@
+"""HTTP: routes, OpenAI JSON, streaming, metrics, the page."""

@@ -1,0 +1,224 @@
+"""Every record that crosses a process boundary, and nothing else.
+
+Two directions. The engine writes *plans* into one log that all ranks read in the same order; each rank writes *reports*
+into its own ring. A plan has a number `seq` (consecutive from 1 in one fleet life) and the layout `epoch`; a rank runs
+every plan whose `ranks` names it, in order, and answers each with exactly one `Result` that carries the same `seq`.
+
+    engine ── Plan(seq=7) ──▶ log ──▶ rank 0, rank 1, …        rank r ── Result(seq=7, rank=r) ──▶ ring r ──▶ engine
+
+Records are frozen msgspec structs, encoded by `homeserve.wire.codec` (msgpack, arrays not maps, with version and
+checksum in the frame). Bulk integers travel as little-endian int32 bytes (`pack_ints`).
+
+A *lane* is the index of a running request in a rank's tables (page table, sampling state); the engine hands it out.
+"""
+
+from __future__ import annotations
+
+from array import array
+from enum import IntEnum
+
+import msgspec
+
+RECORD_VERSION = 1
+
+
+class PlanKind(IntEnum):
+    LOAD = 1
+    PREFILL = 2
+    DECODE = 3
+    MIXED = 4
+    FLUSH = 5
+    CENSUS = 6
+    STOP = 7
+
+
+class _Record(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    pass
+
+
+class Sampling(_Record):
+    """How a request's tokens are drawn. `temperature` 0 is greedy. Random numbers are f(seed, position)."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    top_logprobs: int = -1
+    """-1: no log-probabilities; n >= 0: of the drawn token and the n most likely ones."""
+    forbidden: tuple[int, ...] = ()
+    """Token ids that may not be drawn while fewer than `min_tokens` are out (end tokens under min_tokens/ignore_eos)."""
+    min_tokens: int = 0
+
+
+class NewLane(_Record):
+    """A request takes a lane: its settings travel once. `prompt_len` tells prompt tokens from generated ones (penalties
+    count generated tokens for presence and frequency, all tokens for repetition). `history` holds the int32 tokens
+    before the first computed row (a prefix-cache hit), empty where no setting needs them."""
+
+    lane: int
+    request: int
+    prompt_len: int
+    sampling: Sampling
+    history: bytes = b""
+
+
+class LaneRows(_Record):
+    """Rows of one lane in a plan: consecutive positions from `start`.
+
+    `tokens` (int32 bytes) are their inputs; empty means one row whose input is the token that this lane sampled last.
+    `pages` (int32 bytes) are appended to the lane's page table before the rows run. `sample` asks for a token after the
+    last row; otherwise no logits are computed.
+    """
+
+    lane: int
+    request: int
+    start: int
+    tokens: bytes
+    pages: bytes = b""
+    sample: bool = False
+    prompt_logprobs: int = -1
+    """n >= 0: also report, for every row but the last, the log-probability of the *next* input token and the n most
+    likely ones (`echo` with logprobs)."""
+
+
+class LoadSpec(_Record):
+    """What a rank loads: the model, its slice of it, and how large its pools are."""
+
+    path: str
+    kv_slots: int
+    kv_type: str
+    rows: int
+    logit_rows: int
+    lanes: int
+    lane_pages: int
+    deterministic: bool = True
+    layer_first: int = 0
+    layer_end: int = -1
+
+
+class Plan(_Record):
+    seq: int
+    epoch: int
+    kind: int
+    ranks: int
+    """Bit r set: rank r runs this plan."""
+    drop: tuple[int, ...] = ()
+    """Lanes released before anything else happens."""
+    new: tuple[NewLane, ...] = ()
+    rows: tuple[LaneRows, ...] = ()
+    load: LoadSpec | None = None
+
+
+class Logprobs(_Record):
+    """Log-probability of `token`, and of the most likely tokens, after penalties and temperature 1."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Sample(_Record):
+    """A token drawn for a lane by one plan. `position` is the position that it will take."""
+
+    lane: int
+    request: int
+    position: int
+    token: int
+    logprobs: Logprobs | None = None
+    prompt_logprobs: tuple[Logprobs, ...] = ()
+
+
+class PoolCensus(_Record):
+    """What a rank knows of a pool: rows that its lanes address. (Free, cached and protected pages are the engine's.)"""
+
+    pool: str
+    capacity: int
+    lanes: tuple[tuple[int, int, int], ...]
+    """(lane, request, pages in its table) of every occupied lane."""
+
+
+class RankFacts(_Record):
+    """What a rank found and holds, said once after its load."""
+
+    backend: str
+    device: str
+    isa: str
+    threads: int
+    batch_invariant: bool
+    lines: tuple[tuple[str, int], ...]
+    """Ledger line -> bytes held."""
+
+
+class Hello(_Record):
+    """First record of a worker: it is up, mapped its rings, and opened its device."""
+
+    rank: int
+    pid: int
+    record_version: int = RECORD_VERSION
+
+
+class Progress(_Record):
+    """Load progress; no answer to a plan."""
+
+    rank: int
+    stage: str
+    done_bytes: int
+    total_bytes: int
+
+
+class Result(_Record):
+    """A rank's one answer to a plan. `ok` False carries the reason; the verdict is the engine's."""
+
+    rank: int
+    seq: int
+    epoch: int
+    ok: bool = True
+    reason: str = ""
+    code: str = ""
+    """Error word when not ok: an `errors` code such as unsupported_model, checkpoint, budget; or "fault"."""
+    samples: tuple[Sample, ...] = ()
+    facts: RankFacts | None = None
+    census: tuple[PoolCensus, ...] = ()
+    busy_us: int = 0
+    """Microseconds this rank computed for the plan."""
+    idle_us: int = 0
+    """Microseconds it waited for the plan before."""
+
+
+class Boot(_Record):
+    """What the parent hands a worker at spawn, over an inherited pipe: who it is and where its rings are."""
+
+    rank: int
+    ranks: int
+    log_slots: int
+    log_slot_bytes: int
+    report_slots: int
+    report_slot_bytes: int
+    backend: str
+    device_index: int
+    threads: int
+    cores: tuple[int, ...]
+    isa: str = ""
+    fault: str = ""
+    log_level: str = "INFO"
+
+
+Report = Hello | Progress | Result
+Record = Plan | Report | Boot
+
+
+def pack_ints(values: list[int] | array[int]) -> bytes:
+    """Little-endian int32 bytes."""
+    return array("i", values).tobytes()
+
+
+def unpack_ints(data: bytes) -> array[int]:
+    values = array("i")
+    values.frombytes(data)
+    return values
