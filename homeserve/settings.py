@@ -1,0 +1,515 @@
+"""The only reader of argv, of `HOMESERVE_*` variables and of homeserve.toml: one frozen `Settings`, made once.
+
+The dataclass is also the table. Each field carries its help, bounds and group in its metadata, and the flag parser,
+the environment reader, the file reader and `--print-config` are all made from `dataclasses.fields(Settings)`: an option
+that exists in one of them exists in all, and none can be read without being checked by the same `Option.convert`.
+
+    flags  >  HOMESERVE_<FIELD>  >  ./homeserve.toml  >  $XDG_CONFIG_HOME/homeserve/homeserve.toml  >  default
+
+Nothing is ignored in silence. A flag of a feature that this version lacks is known (so that a script written for a
+later version gets an answer) but takes only the value that changes nothing; any other is a `SettingError` saying so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from homeserve.errors import SettingError
+
+if TYPE_CHECKING:
+    import argparse
+
+TOML_NAME = "homeserve.toml"
+TOML_LIMIT_BYTES = 1 << 20
+KEY_FILE_LIMIT_BYTES = 1 << 16
+
+ENV_PREFIX = "HOMESERVE_"
+TESTING = "HOMESERVE_TESTING"
+FAULT = "HOMESERVE_FAULT"
+
+_YES = {"on", "yes", "true", "1"}
+_NO = {"off", "no", "false", "0"}
+
+
+# --------------------------------------------------------------------------------------------------------- the table
+
+
+@dataclass(frozen=True)
+class Option:
+    """How one field of `Settings` is said and checked.
+
+    `kind`: text | path | int | float | switch (on|off) | flag (present or not; on|off outside argv).
+    `later` maps values that a later version will know to the feature they need; `inert` lists the only values that an
+    option without its feature takes (then the whole option is a promise for later).
+    """
+
+    kind: str
+    help: str
+    group: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
+    inert: tuple[str, ...] = ()
+    metavar: str = ""
+    env: str = ""
+    zero: str = ""
+    """What 0 means, where it means "choose for me"."""
+
+    def convert(self, value: object, said: str, name: str) -> Any:
+        """The typed value of what a person wrote. Raises SettingError that names `said` (the flag, variable or key)."""
+        if self.inert:
+            return self._inert(value, said, name)
+        if self.kind in ("text", "path"):
+            return self._text(value, said, name)
+        if self.kind in ("switch", "flag"):
+            return self._switch(value, said, name)
+        return self._number(value, said, name)
+
+    def _inert(self, value: object, said: str, name: str) -> str:
+        text = str(value).strip().lower()
+        if text not in self.inert:
+            raise SettingError(
+                f"{said}: this version does not have {self.help}; {value!r} cannot be used",
+                field=name,
+                fix=f"leave it out, or use {' or '.join(self.inert)}",
+            )
+        return text
+
+    def _text(self, value: object, said: str, name: str) -> str:
+        if not isinstance(value, str):
+            raise SettingError(f"{said}: expected text, found {value!r}", field=name, fix=f"write {name} as text")
+        text = value.strip()
+        if not text:
+            raise SettingError(f"{said}: is empty", field=name, fix="give it a value or leave it out")
+        if "\0" in text:
+            raise SettingError(f"{said}: holds a zero byte", field=name, fix="remove it")
+        if self.choices and text not in self.choices:
+            if text in self.later:
+                what = f"{said}: this version does not have {text!r}"
+            else:
+                what = f"{said}: {text!r} is not one of them{near(text, self.choices)}"
+            raise SettingError(what, field=name, fix=f"use {' or '.join(self.choices)}")
+        return os.path.expanduser(text) if self.kind == "path" else text
+
+    def _switch(self, value: object, said: str, name: str) -> bool:
+        if isinstance(value, bool):
+            return value
+        text = str(value).strip().lower()
+        if text in _YES:
+            return True
+        if text in _NO:
+            return False
+        raise SettingError(f"{said}: expected on or off, found {value!r}", field=name, fix="use on or off")
+
+    def _number(self, value: object, said: str, name: str) -> int | float:
+        kind = "a whole number" if self.kind == "int" else "a number"
+        bad = SettingError(f"{said}: expected {kind}, found {value!r}", field=name, fix=f"use {self.range_text()}")
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise bad
+        if self.kind == "int" and isinstance(value, float):
+            raise bad
+        number: int | float
+        try:
+            number = int(value) if self.kind == "int" else float(value)
+        except ValueError:
+            raise bad from None
+        low, high = self.low, self.high
+        if number != number or (low is not None and number < low) or (high is not None and number > high):
+            raise SettingError(
+                f"{said}: {value} is outside {self.range_text()}", field=name, fix=f"use {self.range_text()}"
+            )
+        return number
+
+    def range_text(self) -> str:
+        text = f"{_plain(self.low)} to {_plain(self.high)}"
+        return f"{text} (0 = {self.zero})" if self.zero else text
+
+
+def _plain(bound: float | None) -> str:
+    return "any" if bound is None else f"{bound:g}" if abs(bound) < 1e6 else str(int(bound))
+
+
+def _option(default: Any, kind: str, help: str, group: str, **more: Any) -> Any:
+    return field(default=default, metadata={"option": Option(kind, help, group, **more)})
+
+
+_SERVER, _MODEL, _BOX, _LOAD, _OUT = "Server", "Model", "Box", "Requests", "Output"
+_LATER = "Not in this version (accepted only with the value that changes nothing)"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every setting of `homeserve up`, checked. `sources` tells where each value that is not a default came from."""
+
+    model: str | None = _option(
+        None, "text", "GGUF file, safetensors folder, alias or hf:owner/repo[:quant]; without it SmolLM2-135M", _MODEL
+    )
+    model_id: str | None = _option(None, "text", "name of the model in the API (default: from the file name)", _MODEL)
+    context: int = _option(
+        0, "int", "most tokens of one request, prompt and answer", _MODEL, low=0, high=1 << 24, zero="the model's own"
+    )
+
+    host: str = _option("127.0.0.1", "text", "address to listen on; 0.0.0.0 opens it to the network", _SERVER)
+    port: int = _option(8000, "int", "port to listen on", _SERVER, low=0, high=65535, zero="any free one")
+    ready_file: str | None = _option(
+        None, "path", "written as JSON once requests are answered, removed at exit", _SERVER, metavar="FILE"
+    )
+    api_key_file: str | None = _option(
+        None, "path", "one key a line; without a key of it every /v1 request is refused", _SERVER, metavar="FILE"
+    )
+    body_limit_bytes: int = _option(
+        16 << 20, "int", "largest request body", _SERVER, low=1024, high=1 << 30, metavar="N"
+    )
+    header_limit_bytes: int = _option(
+        16 << 10, "int", "longest header field or request line", _SERVER, low=1024, high=1 << 20, metavar="N"
+    )
+    stream_stall_s: float = _option(
+        60.0, "float", "a client that reads nothing for so long is let go", _SERVER, low=1, high=86400, metavar="S"
+    )
+    drain_timeout_s: float = _option(
+        30.0, "float", "how long open requests may take to end after Ctrl-C", _SERVER, low=0, high=86400, metavar="S"
+    )
+
+    backend: str = _option(
+        "auto",
+        "text",
+        "what computes: auto (= cpu), cpu, or reference (NumPy: exact and slow)",
+        _BOX,
+        choices=("auto", "cpu", "reference"),
+        later=("cuda", "rocm"),
+        metavar="NAME",
+    )
+    threads: int = _option(0, "int", "compute threads", _BOX, low=0, high=1024, zero="one a usable core")
+    isa: str | None = _option(
+        None,
+        "text",
+        "instruction set of the CPU kernels (default: the best that the CPU has)",
+        _BOX,
+        choices=("baseline", "avx2", "avx512", "avx512vnni"),
+        metavar="NAME",
+    )
+    kv_type: str = _option(
+        "f16",
+        "text",
+        "type of KV rows: f16, bf16 or f32",
+        _BOX,
+        choices=("f16", "bf16", "f32"),
+        later=("q8_0", "f8"),
+        metavar="TYPE",
+    )
+    kv_tokens: int = _option(
+        0, "int", "tokens that the KV pool holds, over all requests", _BOX, low=0, high=1 << 28, zero="what fits"
+    )
+    floor_mib: int = _option(
+        256, "int", "memory in MiB that must stay free at the peak", _BOX, low=0, high=1 << 24, metavar="N"
+    )
+    deterministic: bool = _option(
+        False, "flag", "the same tokens whatever the batch, threads, chunks or restarts", _BOX
+    )
+
+    max_running: int = _option(16, "int", "requests computed together", _LOAD, low=1, high=256)
+    max_waiting: int = _option(256, "int", "requests that may wait; more get a 429", _LOAD, low=0, high=65536)
+    chunk: int = _option(256, "int", "prompt tokens computed in one plan", _LOAD, low=16, high=8192)
+    max_prefill_delay: int = _option(
+        0, "int", "plans by which a prompt may delay tokens of running requests", _LOAD, low=0, high=1024
+    )
+    prefix_cache: bool = _option(True, "switch", "keep prompts' KV rows for later requests: on or off", _LOAD)
+    plan_timeout_s: float = _option(
+        120.0,
+        "float",
+        "a worker that does not answer a plan for so long is restarted",
+        _LOAD,
+        low=1,
+        high=86400,
+        metavar="S",
+    )
+
+    log_format: str = _option("text", "text", "log lines as text or json", _OUT, choices=("text", "json"), metavar="F")
+    log_level: str = _option(
+        "info",
+        "text",
+        "debug, info, warning or error",
+        _OUT,
+        choices=("debug", "info", "warning", "error"),
+        metavar="L",
+    )
+    capture_dir: str | None = _option(None, "path", "folder for what is known of a failed plan", _OUT, metavar="DIR")
+    cache_dir: str | None = _option(
+        None,
+        "path",
+        "folder for fetched models (default: $XDG_CACHE_HOME/homeserve or ~/.cache/homeserve)",
+        _OUT,
+        metavar="DIR",
+        env="HOMESERVE_CACHE",
+    )
+
+    devices: str = _option(
+        "auto", "text", "a choice of devices other than one CPU rank", _LATER, inert=("auto", "cpu", "cpu:1", "cpu:0")
+    )
+    memory: str = _option("auto", "text", "memory domains", _LATER, inert=("auto",))
+    layout: str = _option("auto", "text", "layouts", _LATER, inert=("auto",))
+    flip: str = _option("auto", "text", "the flip between layouts", _LATER, inert=("auto", "off"))
+    flip_dwell_s: str = _option("auto", "text", "the flip between layouts", _LATER, inert=("auto",))
+    park_deadline_s: str = _option("auto", "text", "the flip between layouts", _LATER, inert=("auto",))
+    pipeline_ratio: str = _option("auto", "text", "the pipeline layout", _LATER, inert=("auto",))
+    weight_vector: str = _option("auto", "text", "the tensor layout", _LATER, inert=("auto",))
+    token_vector: str = _option("auto", "text", "the tensor layout", _LATER, inert=("auto",))
+    image_spill: str = _option("off", "text", "layout images on disk", _LATER, inert=("off", "none"))
+    draft: str = _option("auto", "text", "speculative drafts", _LATER, inert=("auto", "off"))
+    cpu_moe: str = _option("off", "text", "experts on the CPU", _LATER, inert=("off", "none"))
+
+    fault: str = ""
+    """HOMESERVE_FAULT: a fault for tests, only under HOMESERVE_TESTING=1."""
+    print_config: bool = False
+    sources: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    """Things that a person should hear and that stop nothing, such as an unknown HOMESERVE_ variable."""
+
+    def as_json(self) -> dict[str, Any]:
+        """What `--print-config` prints."""
+        return {
+            "schema": 1,
+            "settings": {name: getattr(self, name) for name in options()},
+            "sources": dict(self.sources),
+            "warnings": list(self.warnings),
+        }
+
+
+def options() -> dict[str, Option]:
+    """Field name -> how it is said, in the order of `--help`."""
+    return {f.name: f.metadata["option"] for f in dataclasses.fields(Settings) if "option" in f.metadata}
+
+
+def variable(name: str) -> str:
+    """The environment variable of a field."""
+    return options()[name].env or ENV_PREFIX + name.upper()
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+# -------------------------------------------------------------------------------------------------------- the readers
+
+
+def load(argv: Sequence[str], environ: Mapping[str, str], cwd: str | Path) -> Settings:
+    """Settings of `homeserve up ARGV...`. Raises SettingError naming the field."""
+    import argparse
+
+    parser = argparse.ArgumentParser(prog="homeserve up", add_help=False, allow_abbrev=False, exit_on_error=False)
+    add_flags(parser)
+    try:
+        known, unknown = parser.parse_known_args(list(argv))
+    except argparse.ArgumentError as error:
+        raise SettingError(f"{error.argument_name}: {error.message}", field=_field_of(error.argument_name)) from None
+    refuse_unknown(parser, unknown)
+    return resolve(known, environ, cwd)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Every option as a flag of `parser`, in its group, plus the positional MODEL and `--print-config`.
+
+    Values stay text here: `resolve` converts them with the same code as the other sources.
+    """
+    import argparse
+
+    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help=options()["model"].help)
+    groups: dict[str, Any] = {}
+    for name, option in options().items():
+        if option.group not in groups:
+            groups[option.group] = parser.add_argument_group(option.group)
+        group = groups[option.group]
+        if option.kind == "flag":
+            action = argparse.BooleanOptionalAction
+            group.add_argument(flag(name), dest=name, action=action, default=None, help=_help(name, option))
+            continue
+        group.add_argument(flag(name), dest=name, metavar=option.metavar or _metavar(option), help=_help(name, option))
+    groups[_OUT].add_argument(
+        "--print-config", action="store_true", help="print the settings as JSON, with where each came from, and stop"
+    )
+
+
+def resolve(flags: argparse.Namespace, environ: Mapping[str, str], cwd: str | Path) -> Settings:
+    """The settings that parsed flags, the environment and the files say together."""
+    table = options()
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+
+    def take(name: str, value: object, said: str) -> None:
+        values[name] = table[name].convert(value, said, name)
+        sources[name] = said
+
+    for path in reversed(toml_paths(environ, cwd)):
+        for name, value in _read_toml(path).items():
+            take(name, value, f"{path}: {name}")
+    for name in table:
+        text = environ.get(variable(name))
+        if text is not None and text.strip():
+            take(name, text, variable(name))
+    for name, value in _flags_given(flags).items():
+        take(name, value, flag(name))
+
+    return Settings(
+        **values,
+        fault=_fault(environ),
+        print_config=bool(getattr(flags, "print_config", False)),
+        sources=sources,
+        warnings=tuple(_unknown_variables(environ)),
+    )
+
+
+def toml_paths(environ: Mapping[str, str], cwd: str | Path) -> list[Path]:
+    """Existing homeserve.toml files, the strongest first."""
+    config = environ.get("XDG_CONFIG_HOME") or os.path.join(_home(environ), ".config")
+    candidates = [Path(cwd) / TOML_NAME, Path(config) / "homeserve" / TOML_NAME]
+    return [path for path in candidates if path.is_file()]
+
+
+def environment() -> Mapping[str, str]:
+    """The process environment, for the composition root to hand down; nobody else reads it."""
+    return dict(os.environ)
+
+
+def cache_dir(settings: Settings, environ: Mapping[str, str]) -> Path:
+    if settings.cache_dir:
+        return Path(settings.cache_dir)
+    return Path(environ.get("XDG_CACHE_HOME") or os.path.join(_home(environ), ".cache")) / "homeserve"
+
+
+def runtime_dir(environ: Mapping[str, str]) -> Path:
+    """Folder of the records of running servers: per user, emptied at logout where the system has such a folder."""
+    runtime = environ.get("XDG_RUNTIME_DIR")
+    if runtime and os.path.isdir(runtime):
+        return Path(runtime) / "homeserve"
+    cache = environ.get("XDG_CACHE_HOME") or os.path.join(_home(environ), ".cache")
+    return Path(environ.get("HOMESERVE_CACHE") or os.path.join(cache, "homeserve")) / "run"
+
+
+def read_api_keys(path: str | None) -> frozenset[str]:
+    """Keys of `--api-key-file`: one a line, `#` starts a comment line. Raises SettingError for a file without a key."""
+    if path is None:
+        return frozenset()
+    said = flag("api_key_file")
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(KEY_FILE_LIMIT_BYTES + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
+        raise SettingError(f"{said}: {path}: {why}", field="api_key_file", fix="name a readable text file") from None
+    if len(text) > KEY_FILE_LIMIT_BYTES:
+        raise SettingError(f"{said}: {path}: is larger than {KEY_FILE_LIMIT_BYTES} bytes", field="api_key_file")
+    keys = frozenset(line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#"))
+    if not keys:
+        raise SettingError(f"{said}: {path}: holds no key", field="api_key_file", fix="write one key a line")
+    return keys
+
+
+def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
+    """Raise SettingError for arguments that `parser` did not know, with the nearest flag that it knows."""
+    if not unknown:
+        return
+    first = unknown[0].split("=", 1)[0]
+    known = [text for action in parser._actions for text in action.option_strings]
+    raise SettingError(
+        f"{first}: no such {'flag' if first.startswith('-') else 'argument'}{near(first, known)}",
+        field=_field_of(first),
+        fix=f"see {parser.prog} --help",
+    )
+
+
+def near(word: str, known: Sequence[str]) -> str:
+    """`; did you mean X?` where X is close, else nothing."""
+    import difflib
+
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+# ------------------------------------------------------------------------------------------------------------ details
+
+
+def _help(name: str, option: Option) -> str:
+    if option.inert:
+        return f"{option.help}: only {' or '.join(option.inert)}"
+    default = next(f.default for f in dataclasses.fields(Settings) if f.name == name)
+    if option.kind == "flag" or default is None:
+        return option.help
+    if option.kind == "switch":
+        shown = "on" if default else "off"
+    else:
+        shown = (
+            option.zero if default == 0 and option.zero else f"{default:g}" if option.kind == "float" else str(default)
+        )
+    return f"{option.help} (default: {shown})"
+
+
+def _metavar(option: Option) -> str:
+    return {"int": "N", "float": "S", "switch": "on|off", "path": "PATH"}.get(option.kind, "X")
+
+
+def _field_of(text: str | None) -> str | None:
+    return text.split("/")[-1].lstrip("-").replace("-", "_") if text else None
+
+
+def _flags_given(flags: argparse.Namespace) -> dict[str, object]:
+    given = {name: getattr(flags, name, None) for name in options()}
+    positional = getattr(flags, "positional_model", None)
+    if positional is not None:
+        if given["model"] is not None and given["model"] != positional:
+            raise SettingError(
+                f"MODEL is {positional!r} and --model is {given['model']!r}", field="model", fix="name the model once"
+            )
+        given["model"] = positional
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _read_toml(path: Path) -> dict[str, object]:
+    import tomllib
+
+    try:
+        data = path.read_bytes()
+        if len(data) > TOML_LIMIT_BYTES:
+            raise SettingError(f"{path}: is larger than {TOML_LIMIT_BYTES} bytes", field=TOML_NAME)
+        read = tomllib.loads(data.decode())
+    except OSError as error:
+        raise SettingError(f"{path}: cannot be read: {error.strerror}", field=TOML_NAME) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingError(f"{path}: is not TOML: {error}", field=TOML_NAME, fix="correct the file") from None
+    values: dict[str, object] = {}
+    for key, value in read.items():
+        name = key.replace("-", "_")
+        if key == "models":
+            raise SettingError(f"{path}: models: this version does not have several models", field="models")
+        if name not in options():
+            raise SettingError(
+                f"{path}: {key}: no such setting{near(name, list(options()))}", field=key, fix="correct or remove it"
+            )
+        if isinstance(value, int | float) and options()[name].inert:
+            value = str(value)
+        values[name] = value
+    return values
+
+
+def _fault(environ: Mapping[str, str]) -> str:
+    fault = environ.get(FAULT, "").strip()
+    if fault and environ.get(TESTING) != "1":
+        raise SettingError(
+            f"{FAULT} is for tests and needs {TESTING}=1", field="fault", fix=f"unset {FAULT}, or set {TESTING}=1"
+        )
+    return fault
+
+
+def _unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    known = [variable(name) for name in options()] + [TESTING, FAULT]
+    unknown = sorted(name for name in environ if name.startswith(ENV_PREFIX) and name not in known)
+    return [f"{name} is set, but there is no such setting{near(name, known)}" for name in unknown]
+
+
+def _home(environ: Mapping[str, str]) -> str:
+    return environ.get("HOME") or os.path.expanduser("~")
