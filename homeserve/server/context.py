@@ -1,0 +1,66 @@
+"""What the application gives the server: the one door through which HTTP reaches the rest of the process.
+
+The server is up before there is a model, so that `/health` can tell how far the load is. Until then everything that a
+load makes is None here; the application sets the attributes before its state turns to `ready`, and the routes that need
+them refuse (503 `loading`) while the state is `loading`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from homeserve.engine.engine import Engine
+    from homeserve.fleet import Fleet
+    from homeserve.settings import Settings
+    from homeserve.text.templates import TemplateHost
+    from homeserve.text.tokenizer import Tokenizer
+
+
+class State(str, Enum):
+    """Life of the application as clients see it."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    RECOVERING = "recovering"
+
+
+@dataclass(frozen=True)
+class LoadProgress:
+    """How far the load is. None where not known yet."""
+
+    stage: str
+    done_bytes: int | None = None
+    total_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """The model that is served. `context` is the most tokens that one request may have, prompt and answer together."""
+
+    id: str
+    path: str
+    arch: str
+    quant: str
+    context: int
+    created: int = 0
+    """Seconds of the epoch; what `/v1/models` calls `created`."""
+
+
+@dataclass
+class ServerContext:
+    """Settings and state of the running application. Mutable: the application fills it in while it loads."""
+
+    settings: Settings
+    state: Callable[[], str]
+    """loading | ready | draining | recovering (a `State`)."""
+    load: Callable[[], LoadProgress]
+    engine: Engine | None = None
+    tokenizer: Tokenizer | None = None
+    templates: TemplateHost | None = None
+    model: ModelInfo | None = None
+    fleet: Fleet | None = None
