@@ -1,0 +1,144 @@
+# What the scripts share: find Python and a compiler or say what to install, and make a virtual environment that holds
+# this checkout *installed*. Sourced by scripts/up, test, check and bench; never run on its own.
+#
+# An environment carries a stamp: the digest of every file that the package is built from, of the wanted extras and of
+# the Python that made it. Equal stamp, nothing to do: the second start costs one pass of sha256sum.
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+say() { printf '%s\n' "$*" >&2; }
+
+# Prints the command that installs what "python" or "compiler" stands for on this distribution.
+package_hint() {
+    local ids=""
+    if [[ -r /etc/os-release ]]; then
+        ids=$(. /etc/os-release && printf '%s %s' "${ID:-}" "${ID_LIKE:-}")
+    elif [[ "$(uname -s)" == Darwin ]]; then
+        ids=macos
+    fi
+    case "$1:$ids" in
+        compiler:*debian* | compiler:*ubuntu*) echo "apt install g++" ;;
+        compiler:*fedora* | compiler:*rhel*) echo "dnf install gcc-c++" ;;
+        compiler:*arch*) echo "pacman -S gcc" ;;
+        compiler:*suse*) echo "zypper install gcc-c++" ;;
+        compiler:macos) echo "xcode-select --install" ;;
+        compiler:*) echo "Debian, Ubuntu: apt install g++ · Fedora: dnf install gcc-c++ · Arch: pacman -S gcc" ;;
+        python:*debian* | python:*ubuntu*) echo "apt install python3 python3-venv" ;;
+        python:*fedora* | python:*rhel*) echo "dnf install python3.11" ;;
+        python:*arch*) echo "pacman -S python" ;;
+        python:*suse*) echo "zypper install python311" ;;
+        python:macos) echo "brew install python" ;;
+        python:*) echo "Debian, Ubuntu: apt install python3 python3-venv · Fedora: dnf install python3.11 · Arch: pacman -S python" ;;
+    esac
+}
+
+# Sets PYTHON to an interpreter of 3.11 or newer. PYTHON in the environment wins, and is refused when too old.
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:+"$PYTHON"} python3 python3.14 python3.13 python3.12 python3.11; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            PYTHON=$candidate
+            return 0
+        fi
+        [[ "${PYTHON:-}" != "$candidate" ]] || return 1
+    done
+    return 1
+}
+
+# The compiler that CMake will find: CXX if it is set, else the usual names.
+find_compiler() {
+    local candidate
+    if [[ -n "${CXX:-}" ]]; then
+        command -v "${CXX%% *}" >/dev/null
+        return
+    fi
+    for candidate in c++ g++ clang++; do
+        command -v "$candidate" >/dev/null && return 0
+    done
+    return 1
+}
+
+# Everything that is missing is named at once, each with the command that brings it. Exit 2 where something is.
+require_tools() {
+    local missing=0
+    if ! find_python; then
+        say "error: Python 3.11 or newer is needed and none was found."
+        say "  install it:  $(package_hint python)"
+        missing=1
+    elif ! "$PYTHON" -c 'import venv, ensurepip' 2>/dev/null; then
+        say "error: $PYTHON has no 'venv' and 'ensurepip', which make a virtual environment."
+        say "  install them:  $(package_hint python)"
+        missing=1
+    fi
+    if ! find_compiler; then
+        say "error: no C++ compiler was found; the CPU kernels are compiled on this machine."
+        say "  install one:  $(package_hint compiler)"
+        missing=1
+    fi
+    if ((missing)); then
+        say "then run this command again."
+        exit 2
+    fi
+}
+
+# The digest of what the package is built from, whether or not this is a git checkout.
+source_digest() {
+    (
+        cd "$ROOT"
+        find pyproject.toml CMakeLists.txt README.md LICENSE homeserve backends budget cuda_kernels hip_kernels \
+            -type f ! -path '*/__pycache__/*' ! -name '*.so' ! -name '*.dylib' -print0 2>/dev/null |
+            LC_ALL=C sort -z | xargs -0 "$PYTHON" -I -S -c '
+import hashlib, sys
+total = hashlib.sha256()
+for path in sys.argv[1:]:
+    total.update(path.encode() + b"\0")
+    with open(path, "rb") as file:
+        total.update(hashlib.sha256(file.read()).digest())
+print(total.hexdigest())'
+    )
+}
+
+# make_environment FOLDER EXTRAS: a virtual environment with this checkout and the extras installed, if it is not yet so.
+make_environment() {
+    local folder=$1 extras=$2 stamp
+    stamp="$(source_digest) extras=$extras $("$PYTHON" -c 'import sys; print(sys.version)' | tr '\n' ' ')"
+    if [[ -x "$folder/bin/python" && -f "$folder/stamp" && "$(cat "$folder/stamp")" == "$stamp" ]]; then
+        return 0
+    fi
+    # Two starts at once would build into the same folder; the second one waits and then finds the work done.
+    if command -v flock >/dev/null; then
+        exec 9>"$folder.lock"
+        flock -w 1800 9
+        if [[ -f "$folder/stamp" && "$(cat "$folder/stamp")" == "$stamp" ]]; then
+            exec 9>&-
+            return 0
+        fi
+    fi
+    if ! "$folder/bin/python" -c 'import pip' 2>/dev/null; then
+        say "making $(basename "$folder") with $("$PYTHON" --version)"
+        rm -rf "$folder"
+        "$PYTHON" -m venv "$folder"
+    fi
+    rm -f "$folder/stamp"
+    # The build tools live in the environment, so that the persistent build folder always sees the same CMake and a
+    # second install compiles only what changed.
+    pip_install "$folder" 'scikit-build-core>=0.11,<2' 'cmake>=3.22,<5' 'ninja>=1.11,<2'
+    say "compiling and installing homeserve (about a minute the first time)"
+    PATH="$folder/bin:$PATH" pip_install "$folder" --no-build-isolation "$ROOT${extras:+[$extras]}"
+    printf '%s\n' "$stamp" >"$folder/stamp"
+    if [[ -e "$folder.lock" ]]; then
+        exec 9>&-
+    fi
+}
+
+# pip_install FOLDER ARG...: pip, quiet when it works, its whole output when it does not.
+pip_install() {
+    local folder=$1 log
+    shift
+    log="$folder/install.log"
+    if ! "$folder/bin/python" -m pip install --no-input --disable-pip-version-check "$@" >"$log" 2>&1; then
+        tail -n 60 "$log" >&2
+        say "error: pip install failed; its whole output is in $log"
+        exit 2
+    fi
+}
