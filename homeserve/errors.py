@@ -16,10 +16,13 @@
         ├── InvalidField                400 invalid_field
         ├── ContextOverflow             400 context_overflow
         ├── UnknownModel                404 model_not_found
+        ├── UnknownRoute                404 not_found
+        ├── WrongMethod                 405 method_not_allowed
         ├── Unauthorized                401 unauthorized
         ├── BodyTooLarge                413 body_too_large
         ├── QueueFull                   429 queue_full
         ├── Draining                    503 draining
+        ├── Loading                     503 loading
         └── RequestFailed               500 server_error, with the request id only
 """
 
@@ -152,6 +155,24 @@ class UnknownModel(RequestError):
         super().__init__(f"model {asked!r} is not served here; there is: {', '.join(served)}", field="model")
 
 
+class UnknownRoute(RequestError):
+    status = 404
+    type = "not_found_error"
+    code = "not_found"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"there is nothing at {path}; the API is under /v1")
+
+
+class WrongMethod(RequestError):
+    status = 405
+    code = "method_not_allowed"
+
+    def __init__(self, method: str, allowed: tuple[str, ...]) -> None:
+        super().__init__(f"{method} is not allowed here; use {' or '.join(allowed)}")
+        self.allowed = allowed
+
+
 class Unauthorized(RequestError):
     status = 401
     type = "authentication_error"
@@ -181,6 +202,18 @@ class Draining(RequestError):
     status = 503
     type = "server_error"
     code = "draining"
+
+
+class Loading(RequestError):
+    """The model is still being loaded. `retry_after_s` goes out as the Retry-After header."""
+
+    status = 503
+    type = "server_error"
+    code = "loading"
+
+    def __init__(self, retry_after_s: int = 1) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__("the model is still being loaded; /health tells how far it is")
 
 
 class RequestFailed(RequestError):
