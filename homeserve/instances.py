@@ -1,0 +1,154 @@
+"""Records of running servers, for `ps` and `down`: one JSON file per process in a folder of the user.
+
+A record names its process by pid *and* start time, because a pid alone is soon somebody else's. A record whose process
+is gone is swept by whoever reads the folder. The writer replaces its file in one step: no reader sees half of one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+_RECORD_LIMIT_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One running server. `started` is Unix time; `birth` the start time of the process as the system counts it."""
+
+    pid: int
+    port: int
+    url: str
+    model: str
+    state: str
+    started: float
+    birth: float
+
+    def as_json(self) -> dict[str, object]:
+        return {name: value for name, value in asdict(self).items() if name != "birth"}
+
+
+class Record:
+    """The own record of this process: written at each change of state, removed at the end."""
+
+    def __init__(self, folder: Path, port: int, url: str, model: str) -> None:
+        pid = os.getpid()
+        self._path = folder / f"{pid}.json"
+        self._facts = {"pid": pid, "port": port, "url": url, "model": model}
+        self._facts |= {"started": round(time.time(), 3), "birth": process_birth(pid) or 0.0}
+
+    def write(self, state: str, model: str | None = None) -> None:
+        """Raises OSError where the folder cannot be written."""
+        if model is not None:
+            self._facts["model"] = model
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomically(self._path, json.dumps(self._facts | {"state": state}))
+
+    def remove(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Readers see the old file or the new one, never a part."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def running(folder: Path) -> list[Instance]:
+    """The servers that run, oldest first. Records of dead processes are removed on the way."""
+    found = []
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+        instance = _read(path)
+        if instance is None or not is_alive(instance):
+            path.unlink(missing_ok=True)
+        else:
+            found.append(instance)
+    return sorted(found, key=lambda instance: instance.started)
+
+
+def is_alive(instance: Instance) -> bool:
+    birth = process_birth(instance.pid)
+    return birth is not None and abs(birth - instance.birth) < 0.02
+
+
+def stop(
+    instance: Instance,
+    *,
+    patience_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> bool:
+    """SIGTERM, wait, and SIGKILL for one that does not end in `patience_s`. True when it ended by itself."""
+    if not _signal(instance, signal.SIGTERM):
+        return True
+    deadline = clock() + patience_s
+    while clock() < deadline:
+        if not is_alive(instance):
+            return True
+        pause(0.02)
+    _signal(instance, signal.SIGKILL)
+    deadline = clock() + 5.0
+    while is_alive(instance) and clock() < deadline:
+        pause(0.02)
+    return False
+
+
+def process_birth(pid: int) -> float | None:
+    """When the process began, in seconds since boot; None when there is no such process, or only its zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return None if Path("/proc/self").exists() else _birth_by_psutil(pid)
+    except (ProcessLookupError, PermissionError):
+        return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def _birth_by_psutil(pid: int) -> float | None:
+    psutil: Any = importlib.import_module("psutil")
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
+    except psutil.Error:
+        return None
+
+
+def _read(path: Path) -> Instance | None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            facts = json.loads(file.read(_RECORD_LIMIT_BYTES))
+        return Instance(
+            pid=int(facts["pid"]),
+            port=int(facts["port"]),
+            url=str(facts["url"]),
+            model=str(facts["model"]),
+            state=str(facts["state"]),
+            started=float(facts["started"]),
+            birth=float(facts["birth"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _signal(instance: Instance, number: signal.Signals) -> bool:
+    """False when the process is gone."""
+    if not is_alive(instance):
+        return False
+    try:
+        os.kill(instance.pid, number)
+    except ProcessLookupError:
+        return False
+    return True
