@@ -1,0 +1,428 @@
+"""The engine: the only module here with a clock and tasks. It turns calls into plans and results into streams.
+
+    submit ─▶ Scheduler.add ─┐                                       ┌─▶ TokenStream.push ─▶ reader
+                             ├─ pump: next_plan ─▶ Fleet.issue ═▶ ranks
+    on_results ◀═════════════╪══════════════════════════════════════ ┘
+                             └─ Scheduler.apply, then pump again
+
+`pump` runs whenever something changed: a call came, a result came, a reader caught up. It issues plans until the fleet
+has no credit or the scheduler has nothing. Nothing here polls or waits for a timer.
+
+A lost worker. The fleet says so once (`on_lost`); one task then restarts it, with every open sequence queued again from
+its tokens. Streams see a pause. The engine gives up, and fails what is open, when the fleet cannot be started any more
+or dies `DEATHS_IN_A_ROW` times without bringing a single plan back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from homeserve.engine.pages import PageCensus
+from homeserve.engine.request import EngineLimits, FinishReason, GenerateCall, TokenEvent
+from homeserve.engine.scheduler import Draft, Emit, Scheduler
+from homeserve.engine.sequence import Sequence
+from homeserve.engine.stream import TokenStream
+from homeserve.errors import ContextOverflow, Draining, HomeserveError, QueueFull, WorkerLost
+from homeserve.wire.records import LaneRows, NewLane, PlanKind, Result
+
+log = logging.getLogger(__name__)
+
+DEATHS_IN_A_ROW = 6
+"""Losses without one plan acknowledged in between, after which the engine gives up."""
+
+EVENT_COUNT = 64
+SAMPLE_COUNT = 512
+LAG_PERIOD_S = 0.25
+
+
+class PlanFleet(Protocol):
+    """What the engine needs of a fleet."""
+
+    def credit(self) -> int: ...
+
+    def issue(
+        self,
+        kind: PlanKind,
+        *,
+        epoch: int,
+        drop: tuple[int, ...] = (),
+        new: tuple[NewLane, ...] = (),
+        rows: tuple[LaneRows, ...] = (),
+    ) -> int: ...
+
+    async def restart(self) -> None: ...
+
+    def shared_memory_names(self) -> list[str]: ...
+
+
+@dataclass(frozen=True)
+class EngineSnapshot:
+    """State of the engine as plain data, for status and metrics. Times in milliseconds."""
+
+    state: str
+    epoch: int
+    running: int
+    waiting: int
+    finished: int
+    aborted: int
+    failed: int
+    capacity_tokens: int
+    used_tokens: int
+    cached_tokens: int
+    prefix_lookups: int
+    prefix_hits: int
+    prefix_hit_tokens: int
+    prompt_tokens: int
+    generated_tokens: int
+    preemptions: int
+    decode_skips_max: int
+    plans_issued: int
+    plans_acked: int
+    step_overhead_ms: dict[str, float | None]
+    loop_lag_ms: dict[str, float | None]
+    restarts: int
+    events: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class _Census:
+    """A count on its way: who asked, and what the engine's side was when the plan was issued."""
+
+    waiters: list[asyncio.Future[dict[str, Any]]]
+    pages: PageCensus
+    holdings: list[tuple[int, str, int]]
+    idle: bool
+
+
+class Engine:
+    """One model's requests on one fleet. Implements the fleet's listener."""
+
+    def __init__(self, fleet: PlanFleet, limits: EngineLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits = limits
+        self.failure: HomeserveError | None = None
+        """Set once when the engine gave up."""
+        self.gave_up = asyncio.Event()
+        self._fleet = fleet
+        self._clock = clock
+        self._scheduler = Scheduler(limits)
+        self._streams: dict[int, TokenStream] = {}
+        self._sequences: dict[TokenStream, Sequence] = {}
+        self._state = "ready"
+        self._epoch = 0
+        self._counts = dict.fromkeys(FinishReason, 0)
+        self._prompt_tokens = 0
+        self._generated_tokens = 0
+        self._plans_issued = 0
+        self._plans_acked = 0
+        self._acked_since_loss = True
+        self._fruitless_losses = 0
+        self._restarts = 0
+        self._draining = False
+        self._census_wanted: list[asyncio.Future[dict[str, Any]]] = []
+        self._census_flight: dict[int, _Census] = {}
+        self._events: deque[dict[str, Any]] = deque(maxlen=EVENT_COUNT)
+        self._step_ms: deque[float] = deque(maxlen=SAMPLE_COUNT)
+        self._lag_ms: deque[float] = deque(maxlen=SAMPLE_COUNT)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+
+    # ------------------------------------------------------------------------------------------------- life cycle
+
+    async def start(self) -> None:
+        """Begin to measure the loop. The fleet is loaded already."""
+        self._spawn(self._measure_lag())
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no further calls, let the open ones finish; what is left after `timeout_s` is aborted."""
+        self._draining = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._quiet.wait()
+        except TimeoutError:
+            log.warning("drain: %d requests were cut off after %.0f s", len(self._streams), timeout_s)
+            for stream in list(self._sequences):
+                self.abort(stream)
+
+    async def stop(self) -> None:
+        """End every stream and task. The fleet is stopped by its owner."""
+        self._state = "stopped"
+        for stream in list(self._sequences):
+            self.abort(stream)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # --------------------------------------------------------------------------------------------------- requests
+
+    @property
+    def state(self) -> str:
+        """ready, draining, recovering (a fleet restart is on its way), failed or stopped."""
+        return "draining" if self._draining and self._state == "ready" else self._state
+
+    @property
+    def token_limit(self) -> int:
+        """Most tokens of prompt and answer together."""
+        return self._scheduler.token_limit
+
+    def submit(self, call: GenerateCall) -> TokenStream:
+        """Queue a call. Raises Draining, QueueFull, ContextOverflow."""
+        if self._draining or self._state in ("failed", "stopped"):
+            raise Draining("the server is shutting down and takes no new requests")
+        if len(call.prompt) + 1 > self.token_limit:
+            raise ContextOverflow(len(call.prompt), self.token_limit - 1)
+        if self._scheduler.waiting_count >= self.limits.waiting:
+            raise QueueFull(self._scheduler.waiting_count)
+        sequence = self._scheduler.add(call)
+        stream = TokenStream(
+            call.request_id,
+            len(call.prompt),
+            self._clock(),
+            self.limits.stream_tokens,
+            lambda held: self._hold(sequence, held),
+        )
+        self._streams[sequence.key] = stream
+        self._sequences[stream] = sequence
+        self._quiet.clear()
+        self._pump()
+        return stream
+
+    def abort(self, stream: TokenStream, reason: FinishReason = FinishReason.ABORT) -> None:
+        """End a sequence now; its slots are free when no plan in flight names it. Idempotent. A caller that has all it
+        wants (a stop string matched) gives `FinishReason.STOP`."""
+        sequence = self._sequences.get(stream)
+        if sequence is not None:
+            self._deliver(self._scheduler.end(sequence, reason))
+            self._pump()
+
+    # --------------------------------------------------------------------------------------------- fleet listener
+
+    def on_results(self, seq: int, results: tuple[Result, ...]) -> None:
+        """Every named rank answered plan `seq`."""
+        began = time.perf_counter()
+        self._plans_acked += 1
+        census = self._census_flight.pop(seq, None)
+        if census is not None:
+            self._answer_census(census, results)
+        refused = next((r for r in results if not r.ok), None)
+        if refused is not None:
+            self.on_lost(refused.rank, f"plan {seq} was refused: {refused.reason}", oom=False)
+            return
+        self._acked_since_loss = True
+        self._deliver(self._scheduler.apply(seq, results[-1].samples))
+        self._pump()
+        self._step_ms.append(1e3 * (time.perf_counter() - began))
+
+    def on_lost(self, rank: int, why: str, oom: bool) -> None:
+        """A rank is gone or cannot be trusted any more."""
+        if self._state in ("recovering", "failed", "stopped"):
+            return
+        log.error("rank %d lost: %s%s", rank, why, " (killed for memory)" if oom else "")
+        self.note("worker_lost", rank=rank, text=why + (" (killed for memory)" if oom else ""))
+        self._fruitless_losses = 1 if self._acked_since_loss else self._fruitless_losses + 1
+        self._acked_since_loss = False
+        self._state = "recovering"
+        for census in self._census_flight.values():
+            self._census_wanted.extend(census.waiters)
+        self._census_flight.clear()
+        reborn = {s.key for s in self._scheduler.open_sequences() if s.lane >= 0}
+        self._deliver(self._scheduler.lose_fleet())
+        for key in reborn & self._streams.keys():
+            self._streams[key].timings.restarts += 1
+        if self._fruitless_losses >= DEATHS_IN_A_ROW:
+            self._give_up(WorkerLost(f"workers died {self._fruitless_losses} times in a row; the last time: {why}"))
+        else:
+            self._spawn(self._recover())
+
+    async def _recover(self) -> None:
+        try:
+            await self._fleet.restart()
+        except HomeserveError as error:
+            self._give_up(error)
+            return
+        self._restarts += 1
+        self._state = "ready"
+        self.note("recovered", text=f"{len(self._streams)} requests go on")
+        log.info("fleet restarted; %d requests go on", len(self._streams))
+        self._pump()
+
+    def _give_up(self, error: HomeserveError) -> None:
+        log.error("the engine gives up: %s", error.message)
+        self.failure = error
+        self._state = "failed"
+        self.note("failed", text=error.message)
+        for stream, sequence in list(self._sequences.items()):
+            self._deliver(self._scheduler.end(sequence, FinishReason.ERROR))
+            stream.push(TokenEvent(finish=FinishReason.ERROR, error=error.message))
+        self.gave_up.set()
+
+    # ----------------------------------------------------------------------------------------------------- reports
+
+    def note(self, kind: str, rank: int | None = None, seq: int | None = None, text: str = "") -> None:
+        """Record an event for `status`."""
+        self._events.append({"at": time.time(), "kind": kind, "rank": rank, "seq": seq, "text": text, "folder": None})
+
+    def snapshot(self) -> EngineSnapshot:
+        scheduler = self._scheduler
+        pages = scheduler.census()
+        slots = self.limits.kv_tokens // pages.capacity if pages.capacity else 0
+        return EngineSnapshot(
+            state=self._state,
+            epoch=self._epoch,
+            running=scheduler.running_count,
+            waiting=scheduler.waiting_count,
+            finished=self._counts[FinishReason.STOP] + self._counts[FinishReason.LENGTH],
+            aborted=self._counts[FinishReason.ABORT],
+            failed=self._counts[FinishReason.ERROR],
+            capacity_tokens=pages.capacity * slots,
+            used_tokens=(pages.live + pages.protected) * slots,
+            cached_tokens=pages.cached * slots,
+            prefix_lookups=scheduler.prefix.lookups,
+            prefix_hits=scheduler.prefix.hits,
+            prefix_hit_tokens=scheduler.prefix.hit_tokens,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            preemptions=scheduler.preemptions,
+            decode_skips_max=scheduler.longest_skip,
+            plans_issued=self._plans_issued,
+            plans_acked=self._plans_acked,
+            step_overhead_ms=percentiles(self._step_ms),
+            loop_lag_ms=percentiles(self._lag_ms),
+            restarts=self._restarts,
+            events=tuple(self._events),
+        )
+
+    async def census(self, timeout_s: float = 30.0) -> dict[str, Any]:
+        """Count every page here and every lane on the ranks. `ok` when nothing is missing and both sides agree."""
+        waiter: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._census_wanted.append(waiter)
+        self._pump()
+        async with asyncio.timeout(timeout_s):
+            return await waiter
+
+    def _answer_census(self, census: _Census, results: tuple[Result, ...]) -> None:
+        pages = census.pages
+        keys = {lane: request for lane, request, _ in census.holdings}
+        held = {lane: count for lane, _, count in census.holdings}
+        ranks = []
+        for result in results:
+            for pool in result.census:
+                leaks = [
+                    {"page": None, "request": keys.get(lane, str(request)), "pages": count - held.get(lane, 0)}
+                    for lane, request, count in pool.lanes
+                    if count > held.get(lane, 0)
+                ]
+                ranks.append({"rank": result.rank, "pool": pool.pool, **asdict(pages), "leaks": leaks})
+        counted = pages.free + pages.live + pages.cached + pages.protected
+        clean = counted == pages.capacity and not any(r["leaks"] for r in ranks)
+        answer = {
+            "schema": 1,
+            "idle": census.idle,
+            "ok": clean and not (census.idle and pages.live + pages.protected),
+            "ranks": ranks,
+            "shared_memory": self._fleet.shared_memory_names(),
+        }
+        for waiter in census.waiters:
+            if not waiter.done():
+                waiter.set_result(answer)
+
+    # ---------------------------------------------------------------------------------------------------- the loop
+
+    def _pump(self) -> None:
+        """Issue plans while there is credit and something to compute."""
+        if self._state != "ready":
+            return
+        if self._census_wanted and self._fleet.credit() > 0:
+            scheduler = self._scheduler
+            census = _Census(self._census_wanted, scheduler.census(), scheduler.holdings(), scheduler.idle)
+            self._census_wanted = []
+            self._census_flight[self._issue(PlanKind.CENSUS, drop=scheduler.take_drops())] = census
+        while self._fleet.credit() > 0:
+            draft = self._scheduler.next_plan()
+            if draft is None:
+                return
+            self._note_scheduled(draft)
+            seq = self._issue(draft.kind, draft.drop, tuple(draft.new), tuple(draft.rows))
+            self._scheduler.on_issued(draft, seq)
+
+    def _issue(
+        self,
+        kind: PlanKind,
+        drop: tuple[int, ...] = (),
+        new: tuple[NewLane, ...] = (),
+        rows: tuple[LaneRows, ...] = (),
+    ) -> int:
+        self._plans_issued += 1
+        return self._fleet.issue(kind, epoch=self._epoch, drop=drop, new=new, rows=rows)
+
+    def _note_scheduled(self, draft: Draft) -> None:
+        if not draft.new:
+            return
+        now = self._clock()
+        for lane in draft.new:
+            stream = self._streams.get(lane.request)
+            if stream is not None and stream.timings.scheduled is None:
+                stream.timings.scheduled = now
+                sequence = self._sequences[stream]
+                stream.timings.cached_tokens = sequence.hit_tokens
+                stream.usage.cached_tokens = sequence.hit_tokens
+                self._prompt_tokens += sequence.prompt_len
+
+    def _deliver(self, emits: list[Emit]) -> None:
+        if not emits:
+            return
+        now = self._clock()
+        for emit in emits:
+            stream = self._streams.get(emit.sequence.key)
+            if stream is None:
+                continue
+            if emit.tokens and stream.timings.first_token is None:
+                stream.timings.first_token = now
+            self._generated_tokens += len(emit.tokens)
+            error = "its worker died each time it was computed" if emit.finish is FinishReason.ERROR else None
+            if emit.finish is not None:
+                stream.timings.finished = now
+                self._counts[emit.finish] += 1
+                del self._streams[emit.sequence.key]
+                del self._sequences[stream]
+            stream.push(TokenEvent(emit.tokens, emit.logprobs, emit.prompt_logprobs, emit.finish, error))
+        if not self._streams:
+            self._quiet.set()
+
+    def _hold(self, sequence: Sequence, held: bool) -> None:
+        sequence.held = held
+        if not held:
+            self._pump()
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("an engine task failed", exc_info=task.exception())
+            self._give_up(WorkerLost(f"internal error: {task.exception()}"))
+
+    async def _measure_lag(self) -> None:
+        """How late the loop wakes a sleeper: the upper bound of what any callback waits."""
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(LAG_PERIOD_S)
+            self._lag_ms.append(max(0.0, 1e3 * (time.perf_counter() - before - LAG_PERIOD_S)))
+
+
+def percentiles(samples: deque[float]) -> dict[str, float | None]:
+    """p50 and p99 of the samples, null without any."""
+    if not samples:
+        return {"p50": None, "p99": None}
+    ordered = sorted(samples)
+    last = len(ordered) - 1
+    return {"p50": round(ordered[last // 2], 4), "p99": round(ordered[int(0.99 * last)], 4)}

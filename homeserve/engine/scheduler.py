@@ -1,0 +1,504 @@
+"""What the next plan computes. Pure: events in, plans and emits out; no clock, no I/O, no randomness.
+
+One plan carries at most one row run of each sequence:
+
+    decode rows     one for each sequence that may go on, oldest first
+    prefill rows    up to `chunk` prompt tokens, split between the oldest unfinished prompt (at least half, so that it
+                    never starves) and those behind it (so that a short one does not wait for a long one)
+
+The two travel together (continuous batching): a prompt delays an open stream by the length of a mixed plan, never by
+more than one. With `prefill_delay` N > 0 up to N plans in a row may leave the decode rows out, which finishes prompts
+sooner and streams later.
+
+The schedule runs ahead. A plan may be issued before the previous one is back: a decode row whose input is still unknown
+says so, and the rank uses the token that it drew itself. If the previous plan turns out to end a sequence, its row in
+the next one is discarded when it comes back.
+
+Memory. A sequence takes pages as it grows. When none is left the newest one (or one whose reader stalls) is preempted:
+its pages go back once no plan in flight names it, and it waits at the head of the queue to be prefilled again from its
+tokens. The oldest can always displace the others, so something always finishes.
+
+After a lost worker everything is prefilled again from tokens. Those that were in flight are *suspects*: each is tried
+alone until a plan with it comes back, so that the one that kills workers is found and only it is failed: when it was
+the only one in flight at two deaths in a row.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from backends.base import PAGE_LEN
+from homeserve.engine.pages import PageCensus, PagePool, page_key, pages_for
+from homeserve.engine.request import EngineLimits, FinishReason, GenerateCall
+from homeserve.engine.sequence import RUNNING, Sequence, SequenceState
+from homeserve.wire.records import LaneRows, Logprobs, NewLane, PlanKind, Sample, Sampling, pack_ints
+
+PROMPT_LOGPROB_ROWS = 32
+"""Rows of a chunk whose every row needs logits: bounds the logits buffer."""
+
+STRIKES_OUT = 2
+"""Deaths in a row, alone in flight, after which a request is failed."""
+
+
+@dataclass
+class Draft:
+    """A plan to be issued, and the sequences that it names."""
+
+    drop: tuple[int, ...] = ()
+    new: list[NewLane] = field(default_factory=list)
+    rows: list[LaneRows] = field(default_factory=list)
+    named: list[Sequence] = field(default_factory=list)
+    new_bytes: int = 0
+    logprob_rows: int = 0
+
+    @property
+    def kind(self) -> PlanKind:
+        decode_count = sum(not row.tokens for row in self.rows)
+        if decode_count == len(self.rows):
+            return PlanKind.DECODE
+        return PlanKind.MIXED if decode_count else PlanKind.PREFILL
+
+
+@dataclass(frozen=True)
+class Emit:
+    """Something a sequence's reader is to be told."""
+
+    sequence: Sequence
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[Logprobs, ...] = ()
+    prompt_logprobs: tuple[Logprobs, ...] = ()
+    finish: FinishReason | None = None
+
+
+@dataclass
+class PrefixCounts:
+    """Prefix-cache lookups since start."""
+
+    lookups: int = 0
+    hits: int = 0
+    hit_tokens: int = 0
+
+    def count(self, hit_tokens: int) -> None:
+        self.lookups += 1
+        self.hits += hit_tokens > 0
+        self.hit_tokens += hit_tokens
+
+
+class Scheduler:
+    """Sequences, lanes and pages of one engine."""
+
+    def __init__(self, limits: EngineLimits) -> None:
+        self.limits = limits
+        self.prefix = PrefixCounts()
+        self.preemptions = 0
+        self.discarded_rows = 0
+        self.longest_skip = 0
+        self._key = 0
+        self._waiting: deque[Sequence] = deque()
+        self._running: OrderedDict[int, Sequence] = OrderedDict()
+        """Sequences that hold a lane, by key, oldest first (PREFILL, DECODE, PREEMPTED, ENDING)."""
+        self._flight: OrderedDict[int, Draft] = OrderedDict()
+        self._delayed = 0
+        self._any_suspect = False
+        self._reset_memory()
+
+    # ------------------------------------------------------------------------------------------------- questions
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running_count(self) -> int:
+        return sum(sequence.state in RUNNING for sequence in self._running.values())
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits, runs, or is in flight."""
+        return not (self._waiting or self._running or self._flight)
+
+    @property
+    def token_limit(self) -> int:
+        """Most tokens that one sequence may have."""
+        return min(self.limits.context, self._pool.capacity * PAGE_LEN)
+
+    def census(self) -> PageCensus:
+        return self._pool.census()
+
+    def holdings(self) -> list[tuple[int, str, int]]:
+        """(lane, request id, pages in its table) of each lane in use."""
+        return [(s.lane, s.call.request_id, len(s.table)) for s in self._running.values()]
+
+    def open_sequences(self) -> list[Sequence]:
+        """Every sequence that is not finished, oldest first."""
+        both = [*self._waiting, *self._running.values()]
+        return sorted((s for s in both if s.finish is None), key=lambda s: s.key)
+
+    # ---------------------------------------------------------------------------------------------------- events
+
+    def add(self, call: GenerateCall) -> Sequence:
+        """Queue a call. The caller has checked the limits."""
+        self._key += 1
+        sequence = Sequence(self._key, call)
+        self._waiting.append(sequence)
+        return sequence
+
+    def next_plan(self) -> Draft | None:
+        """The next plan, its pages taken; None when there is nothing to do until something comes back."""
+        draft = Draft()
+        suspects = [s for s in self.open_sequences() if s.suspect] if self._any_suspect else []
+        self._any_suspect = bool(suspects)
+        if suspects and self._flight:
+            return None
+        if suspects:
+            self._draft_suspect(draft, suspects)
+        if not draft.rows:
+            self._draft_all(draft)
+        if not draft.rows:
+            return None
+        draft.drop = self.take_drops()
+        return draft
+
+    def on_issued(self, draft: Draft, seq: int) -> None:
+        """The draft became plan `seq`."""
+        for sequence in draft.named:
+            sequence.in_flight += 1
+        self._flight[seq] = draft
+
+    def take_drops(self) -> tuple[int, ...]:
+        """Lanes released since the last plan, for a plan that is not drafted here (census)."""
+        drops = tuple(self._drops)
+        self._drops.clear()
+        return drops
+
+    def apply(self, seq: int, samples: Iterable[Sample]) -> list[Emit]:
+        """Plan `seq` came back."""
+        draft = self._flight.pop(seq, None)
+        if draft is None:
+            return []
+        emits: list[Emit] = []
+        for sample in samples:
+            sequence = self._running.get(sample.request)
+            if sequence is not None:
+                self._apply_sample(sequence, sample, emits)
+        for sequence in draft.named:
+            sequence.in_flight -= 1
+            sequence.suspect = False
+            sequence.strikes = 0
+            self._settle(sequence)
+        return emits
+
+    def end(self, sequence: Sequence, reason: FinishReason) -> list[Emit]:
+        """End a sequence from outside. Idempotent."""
+        if sequence.finish is not None:
+            return []
+        sequence.finish = reason
+        if sequence.state is SequenceState.WAITING:
+            self._waiting.remove(sequence)
+            sequence.move(SequenceState.DONE)
+        else:
+            sequence.move(SequenceState.ENDING)
+            self._settle(sequence)
+        return [Emit(sequence, finish=reason)]
+
+    def lose_fleet(self) -> list[Emit]:
+        """Every worker's state is gone: forget pages and lanes, queue every open sequence again, oldest first."""
+        named = {s.key: s for draft in self._flight.values() for s in draft.named if s.finish is None}
+        alone = len(named) == 1
+        emits: list[Emit] = []
+        for sequence in named.values():
+            sequence.suspect = True
+            self._any_suspect = True
+            sequence.strikes += alone
+        self._flight.clear()
+        again = self.open_sequences()
+        ending = [s for s in self._running.values() if s.finish is not None]
+        self._waiting.clear()
+        self._running.clear()
+        self._reset_memory()
+        for sequence in ending:
+            sequence.move(SequenceState.DONE)
+        for sequence in again:
+            sequence.restarts += sequence.state is not SequenceState.WAITING
+            self._requeue(sequence)
+            if sequence.strikes >= STRIKES_OUT:
+                sequence.finish = FinishReason.ERROR
+                sequence.move(SequenceState.DONE)
+                emits.append(Emit(sequence, finish=FinishReason.ERROR))
+            else:
+                self._waiting.append(sequence)
+        return emits
+
+    def flush_prefix(self) -> int:
+        """Drop every cached page; returns how many."""
+        return self._pool.drop_cached()
+
+    # -------------------------------------------------------------------------------------------------- drafting
+
+    def _draft_all(self, draft: Draft) -> None:
+        decoding = [s for s in self._running.values() if s.wants_decode]
+        if decoding and self._delayed < self.limits.prefill_delay:
+            self._draft_prefill(draft)
+        if draft.rows:
+            self._delayed += 1
+        else:
+            self._delayed = 0
+            for sequence in decoding:
+                self._draft_decode(draft, sequence)
+            self._draft_prefill(draft)
+        if draft.rows:
+            carried = {row.request for row in draft.rows}
+            self._count_skips(s for s in decoding if s.key not in carried and s.wants_decode)
+
+    def _draft_suspect(self, draft: Draft, suspects: list[Sequence]) -> None:
+        """Rows of one suspect alone: that with the most strikes, then the oldest."""
+        sequence = max(suspects, key=lambda s: (s.strikes, -s.key))
+        if sequence.state is SequenceState.WAITING and not self._admit(draft, sequence):
+            return
+        if sequence.state is SequenceState.PREFILL:
+            self._draft_chunk(draft, sequence, self.limits.chunk)
+
+    def _draft_decode(self, draft: Draft, sequence: Sequence) -> None:
+        if not sequence.wants_decode or not self._grow(sequence, sequence.issued + 1):
+            return
+        pages = self._unsent_pages(sequence)
+        draft.rows.append(LaneRows(sequence.lane, sequence.key, sequence.issued, b"", pages, sample=True))
+        draft.named.append(sequence)
+        sequence.issued += 1
+        sequence.pending += 1
+        sequence.skipped = 0
+
+    def _draft_prefill(self, draft: Draft) -> None:
+        """Prompt rows: those already begun, oldest first, then new ones. The first gets at least half of the chunk."""
+        budget = self.limits.chunk
+        begun = [s for s in self._running.values() if s.state is SequenceState.PREFILL]
+        share = budget - budget // 2 if len(begun) + len(self._waiting) > 1 else budget
+        for sequence in begun:
+            budget -= self._draft_chunk(draft, sequence, min(budget, share))
+            share = budget
+        while budget > 0 and self._waiting:
+            sequence = self._waiting[0]
+            if not self._admit(draft, sequence):
+                break
+            budget -= self._draft_chunk(draft, sequence, min(budget, share))
+            share = budget
+
+    def _draft_chunk(self, draft: Draft, sequence: Sequence, budget: int) -> int:
+        """Put the next rows of a prompt into the draft; returns how many."""
+        start = sequence.issued
+        if sequence.call.prompt_logprobs >= 0:
+            if draft.logprob_rows:
+                return 0
+            # A chunk reports the log-probability of each *next* token in it, so the next chunk repeats its last row.
+            start = max(0, start - 1)
+            budget = min(budget, PROMPT_LOGPROB_ROWS)
+        room = (len(sequence.table) + self._pool.available) * PAGE_LEN
+        end = min(sequence.target, start + budget, max(room, sequence.issued + 1))
+        if sequence.state is not SequenceState.PREFILL or end <= sequence.issued or not self._grow(sequence, end):
+            return 0
+        if sequence.call.prompt_logprobs >= 0:
+            draft.logprob_rows = end - start
+        last = end == sequence.target
+        pages = self._unsent_pages(sequence)
+        tokens = sequence.tokens[start:end].tobytes()
+        draft.rows.append(
+            LaneRows(sequence.lane, sequence.key, start, tokens, pages, last, sequence.call.prompt_logprobs)
+        )
+        draft.named.append(sequence)
+        sequence.issued = end
+        self._share_pages(sequence)
+        if last:
+            sequence.pending += 1
+            sequence.move(SequenceState.DECODE)
+        return end - start
+
+    def _admit(self, draft: Draft, sequence: Sequence) -> bool:
+        """Give a waiting sequence a lane and its cached prefix, if there is room for its prompt."""
+        if not self._free_lanes or any(s.state is SequenceState.PREEMPTED for s in self._running.values()):
+            return False
+        path = self._pool.match(sequence.tokens, self._hit_limit(sequence))
+        hit_tokens = len(path) * PAGE_LEN
+        if self._running:
+            # One page is left to each running sequence, or the newcomer would be preempted at once.
+            needed = pages_for(sequence.target + 1) - len(path) + len(self._running)
+            if needed > self._pool.available - sum(node.locks == 0 for node in path):
+                return False
+        history = sequence.tokens[:hit_tokens].tobytes() if _needs_history(sequence.call.sampling) else b""
+        size = len(history) + new_lane_bytes(sequence.call.sampling)
+        if draft.new and draft.new_bytes + size > new_lanes_bytes_limit(self.limits):
+            return False
+        self._waiting.remove(sequence)
+        sequence.move(SequenceState.PREFILL)
+        sequence.lane = self._free_lanes.pop()
+        for node in path:
+            self._pool.lock(node)
+        sequence.chain = path
+        sequence.table = [node.page for node in path]
+        sequence.issued = hit_tokens
+        sequence.hit_tokens = max(sequence.hit_tokens, min(hit_tokens, sequence.prompt_len))
+        self._running[sequence.key] = sequence
+        self._running = OrderedDict(sorted(self._running.items()))
+        draft.new.append(NewLane(sequence.lane, sequence.key, sequence.prompt_len, sequence.call.sampling, history))
+        draft.new_bytes += size
+        if self.limits.prefix_cache:
+            self.prefix.count(hit_tokens)
+        return True
+
+    def _hit_limit(self, sequence: Sequence) -> int:
+        """Pages that may come from the cache: the last token is always computed, and a prompt whose own
+        log-probabilities are asked for is computed whole."""
+        if not self.limits.prefix_cache or sequence.call.prompt_logprobs >= 0:
+            return 0
+        return (sequence.target - 1) // PAGE_LEN
+
+    def _count_skips(self, left_out: Iterable[Sequence]) -> None:
+        for sequence in left_out:
+            sequence.skipped += 1
+            self.longest_skip = max(self.longest_skip, sequence.skipped)
+
+    # ----------------------------------------------------------------------------------------------------- pages
+
+    def _grow(self, sequence: Sequence, token_count: int) -> bool:
+        """Let the page table cover `token_count` rows, preempting somebody if it must; False if that cannot be now."""
+        need = pages_for(token_count) - len(sequence.table)
+        if need <= 0:
+            return True
+        taken = self._pool.take(need)
+        while taken is None:
+            if not self._preempt_for(sequence):
+                return False
+            taken = self._pool.take(need)
+        sequence.table.extend(taken)
+        return True
+
+    def _unsent_pages(self, sequence: Sequence) -> bytes:
+        pages = pack_ints(sequence.table[sequence.sent_pages :])
+        sequence.sent_pages = len(sequence.table)
+        return pages
+
+    def _preempt_for(self, sequence: Sequence) -> bool:
+        """Preempt one sequence for another. True if its pages came back at once, so that it is worth trying again."""
+        if any(s.state is SequenceState.PREEMPTED for s in self._running.values()):
+            return False
+        running = [s for s in self._running.values() if s.state in RUNNING]
+        held = [s for s in running if s.held and s is not sequence]
+        victim = held[-1] if held else running[-1]
+        if victim is sequence and len(running) == 1:
+            return False  # alone: what it waits for are sequences that are ending
+        self.preemptions += 1
+        victim.move(SequenceState.PREEMPTED)
+        self._settle(victim)
+        return victim is not sequence and victim.state is SequenceState.WAITING
+
+    def _share_pages(self, sequence: Sequence) -> None:
+        """Enter the full pages into the prefix tree, as far as their tokens are known and their rows issued."""
+        if not self.limits.prefix_cache:
+            return
+        full = min(sequence.issued, len(sequence.tokens)) // PAGE_LEN
+        chain = sequence.chain
+        while len(chain) < full:
+            index = len(chain)
+            parent = chain[-1] if chain else self._pool.root
+            node = self._pool.insert(parent, page_key(sequence.tokens, index), sequence.table[index])
+            self._pool.lock(node)
+            chain.append(node)
+
+    def _release(self, sequence: Sequence) -> None:
+        """Give back lane and pages. Nothing in flight names the sequence."""
+        assert sequence.in_flight == 0
+        self._share_pages(sequence)
+        chain = sequence.chain
+        own = [p for i, p in enumerate(sequence.table) if i >= len(chain) or chain[i].page != p]
+        self._pool.unlock(chain)
+        self._pool.give_back(own)
+        self._drops.append(sequence.lane)
+        self._free_lanes.append(sequence.lane)
+        del self._running[sequence.key]
+
+    def _reset_memory(self) -> None:
+        self._pool = PagePool(max(1, self.limits.kv_tokens // PAGE_LEN))
+        self._free_lanes = list(range(self.limits.running - 1, -1, -1))
+        self._drops: list[int] = []
+
+    # ----------------------------------------------------------------------------------------------- transitions
+
+    def _apply_sample(self, sequence: Sequence, sample: Sample, emits: list[Emit]) -> None:
+        about_prompt = self._fresh_prompt_logprobs(sequence, sample)
+        if sample.token < 0:  # a chunk that drew nothing
+            if about_prompt and sequence.finish is None:
+                emits.append(Emit(sequence, prompt_logprobs=about_prompt))
+            return
+        sequence.pending -= 1
+        if sequence.finish is not None:
+            self.discarded_rows += 1
+            return
+        sequence.tokens.append(sample.token)
+        finish: FinishReason | None = None
+        if sample.token in sequence.call.end_tokens:
+            finish = FinishReason.STOP
+        elif sequence.generated >= sequence.call.max_tokens:
+            finish = FinishReason.LENGTH
+        shown = () if finish is FinishReason.STOP else (sample.token,)
+        logprobs = (sample.logprobs,) if sample.logprobs is not None and shown else ()
+        emits.append(Emit(sequence, shown, logprobs, about_prompt, finish))
+        if finish is not None:
+            sequence.finish = finish
+            sequence.move(SequenceState.ENDING)
+        elif sequence.state in RUNNING:
+            self._share_pages(sequence)
+
+    def _fresh_prompt_logprobs(self, sequence: Sequence, sample: Sample) -> tuple[Logprobs, ...]:
+        """Those that the reader lacks: a prompt computed a second time reports the same positions again."""
+        entries = sample.prompt_logprobs
+        first = sample.position - len(entries)
+        fresh = entries[max(0, sequence.logprobs_seen - first) : max(0, sequence.prompt_len - first)]
+        sequence.logprobs_seen += len(fresh)
+        return fresh
+
+    def _settle(self, sequence: Sequence) -> None:
+        """Finish what had to wait until no plan in flight names the sequence."""
+        if sequence.in_flight:
+            return
+        if sequence.state is SequenceState.ENDING:
+            self._release(sequence)
+            sequence.move(SequenceState.DONE)
+        elif sequence.state is SequenceState.PREEMPTED:
+            self._release(sequence)
+            self._requeue(sequence)
+            self._waiting.appendleft(sequence)
+
+    def _requeue(self, sequence: Sequence) -> None:
+        if sequence.state is not SequenceState.WAITING:
+            sequence.move(SequenceState.WAITING)
+        sequence.forget_memory()
+
+
+def new_lane_bytes(sampling: Sampling) -> int:
+    """Upper bound of the encoded size of a `NewLane` without its history."""
+    return 256 + 16 * len(sampling.logit_bias) + 6 * len(sampling.forbidden)
+
+
+def new_lanes_bytes_limit(limits: EngineLimits) -> int:
+    """Bytes of `NewLane` records in one plan, beyond which the next newcomer waits for the next plan."""
+    return 4 * limits.context + 64 * 1024
+
+
+def plan_bytes_limit(limits: EngineLimits) -> int:
+    """Upper bound of an encoded plan: newcomers (one may come above the bound), row records, tokens, page tables."""
+    largest_newcomer = 4 * limits.context + 64 * 1024
+    row_records = 64 * limits.running
+    pages = 4 * (limits.running + limits.running * pages_for(limits.context))
+    return new_lanes_bytes_limit(limits) + largest_newcomer + row_records + 4 * limits.chunk + pages + 4096
+
+
+def result_bytes_limit(limits: EngineLimits, top_logprobs: int = 20) -> int:
+    """Upper bound of an encoded result: a sample a lane, log-probabilities with `top_logprobs` alternatives each."""
+    one = 32 + 16 * (top_logprobs + 1)
+    return (limits.running + PROMPT_LOGPROB_ROWS) * one + 64 * limits.running + 16384
+
+
+def _needs_history(sampling: Sampling) -> bool:
+    """Penalties look back at tokens that a prefix hit does not send."""
+    return sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0

@@ -1,0 +1,136 @@
+"""One sequence being generated: its tokens, where it stands, and what it holds.
+
+            add                 rows issued            last chunk issued
+    WAITING ───▶ PREFILL ─────────────────▶ PREFILL ─────────────────▶ DECODE
+       ▲            │                          │                          │
+       │            └──────── no page left ────┴──────────┬───────────────┤
+       └── all plans that name it acknowledged ── PREEMPTED               │ end token, limit, abort, fault
+                                                          └───────────┐   ▼
+    DONE ◀───────────── all plans that name it acknowledged ───────── ENDING
+
+Pages and the lane are given back only in the last step: a plan in flight may still write through them.
+
+Positions. `tokens` holds what is known. `issued` positions have been put into plans, `pending` tokens have been asked
+for and are not back yet. A decode row computes position `issued`, whose input is either the last known token or one
+that is pending (then the rank uses the token that it sampled itself).
+"""
+
+from __future__ import annotations
+
+from array import array
+from enum import Enum
+
+from homeserve.engine.pages import Node
+from homeserve.engine.request import FinishReason, GenerateCall
+
+
+class SequenceState(Enum):
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    PREEMPTED = "preempted"
+    ENDING = "ending"
+    DONE = "done"
+
+
+_S = SequenceState
+TRANSITIONS: dict[SequenceState, frozenset[SequenceState]] = {
+    _S.WAITING: frozenset({_S.PREFILL, _S.DONE}),
+    _S.PREFILL: frozenset({_S.DECODE, _S.PREEMPTED, _S.ENDING, _S.WAITING}),
+    _S.DECODE: frozenset({_S.PREEMPTED, _S.ENDING, _S.WAITING}),
+    _S.PREEMPTED: frozenset({_S.WAITING, _S.ENDING}),
+    _S.ENDING: frozenset({_S.DONE}),
+    _S.DONE: frozenset(),
+}
+"""Every legal change of state. PREFILL and DECODE fall back to WAITING when the fleet is lost."""
+
+RUNNING = frozenset({_S.PREFILL, _S.DECODE})
+
+
+class Sequence:
+    """Mutable state of one sequence; only the scheduler changes it."""
+
+    __slots__ = (
+        "call",
+        "chain",
+        "finish",
+        "held",
+        "hit_tokens",
+        "in_flight",
+        "issued",
+        "key",
+        "lane",
+        "logprobs_seen",
+        "pending",
+        "restarts",
+        "sent_pages",
+        "skipped",
+        "state",
+        "strikes",
+        "suspect",
+        "table",
+        "target",
+        "tokens",
+    )
+
+    def __init__(self, key: int, call: GenerateCall) -> None:
+        self.key = key
+        """Number of the sequence, unique in the engine's life and rising with arrival."""
+        self.call = call
+        self.tokens = array("i", call.prompt)
+        self.state = SequenceState.WAITING
+        self.finish: FinishReason | None = None
+        self.lane = -1
+        self.issued = 0
+        self.pending = 0
+        self.target = len(self.tokens)
+        """Tokens that prefill must cover: the prompt, or after a restart all tokens known."""
+        self.chain: list[Node] = []
+        """Locked nodes of the prefix tree that spell this sequence's first pages."""
+        self.table: list[int] = []
+        """Its pages in order. Entry i is the tree's where `chain[i]` has that page, else the sequence's alone."""
+        self.sent_pages = 0
+        """Entries of `table` that the ranks know."""
+        self.hit_tokens = 0
+        self.in_flight = 0
+        """Plans that name this sequence and are not acknowledged."""
+        self.held = False
+        """Its reader is too slow; no rows until it has caught up."""
+        self.suspect = False
+        """It was in flight when a worker died, and has not come through a plan since."""
+        self.strikes = 0
+        """Deaths in a row at which it was the only one in flight."""
+        self.restarts = 0
+        self.logprobs_seen = 1
+        """Prompt positions whose log-probability its reader has (position 0 has none)."""
+        self.skipped = 0
+        """Plans in a row that could have carried its decode row and did not."""
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.call.prompt)
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def wants_decode(self) -> bool:
+        """A further token may be asked for."""
+        room = self.generated + self.pending < self.call.max_tokens
+        return room and not self.held and self.state is SequenceState.DECODE
+
+    def forget_memory(self) -> None:
+        """Keep nothing but the tokens: prefill starts over, with all of them as its target."""
+        self.lane = -1
+        self.issued = 0
+        self.pending = 0
+        self.target = len(self.tokens)
+        self.chain = []
+        self.table = []
+        self.sent_pages = 0
+        self.in_flight = 0
+
+    def move(self, to: SequenceState) -> None:
+        assert to in TRANSITIONS[self.state], f"sequence {self.key}: {self.state.value} -> {to.value} is no transition"
+        self.state = to
