@@ -1,0 +1,31 @@
+"""What an architecture module exports: one `Family`, a name and three pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from homeserve.models.config import ModelConfig
+from homeserve.models.stages import Stage
+
+
+@dataclass(frozen=True)
+class Family:
+    """An architecture as declarations.
+
+    config_from(metadata) -> ModelConfig             raises CheckpointError with the key, or UnsupportedModel
+    stage_facts(config, layer) -> stages             of the layer at a *global* index; the one source of truth
+    tensor_names(config, layer) -> {role: tensor}    every tensor that the layer may have, required or optional
+    ignored                                          last parts of layer tensors that carry nothing needed to compute
+    """
+
+    name: str
+    config_from: Callable[[Mapping[str, object]], ModelConfig]
+    stage_facts: Callable[[ModelConfig, int], tuple[Stage, ...]]
+    tensor_names: Callable[[ModelConfig, int], Mapping[str, str]]
+    ignored: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for need in ("config_from", "stage_facts", "tensor_names"):
+            if not callable(getattr(self, need)):
+                raise TypeError(f"model family {self.name!r} lacks {need}")
