@@ -11,7 +11,9 @@
     ├── FetchError                      exit 2 · a download that failed: network, digest, disk, permission
     ├── WorkerError                     exit 3 · a worker process failed
     │   ├── WorkerStartError            it did not come up
-    │   └── WorkerLost                  it died or hung more often than restarts allow
+    │   ├── WorkerLost                  it died or hung more often than restarts allow
+    │   └── WireError                   a record between processes is damaged or out of order
+    │       └── RecordTooLarge          a record is larger than the slot that should hold it
     └── RequestError                    an HTTP status · bad or refused request
         ├── InvalidField                400 invalid_field
         ├── ContextOverflow             400 context_overflow
@@ -109,6 +111,19 @@ class WorkerStartError(WorkerError):
 
 class WorkerLost(WorkerError):
     code = "worker_lost"
+
+
+class WireError(WorkerError):
+    code = "wire"
+
+
+class RecordTooLarge(WireError):
+    """`record_bytes` is the encoded size, `slot_bytes` what a slot holds."""
+
+    def __init__(self, record: str, record_bytes: int, slot_bytes: int) -> None:
+        self.record_bytes = record_bytes
+        self.slot_bytes = slot_bytes
+        super().__init__(f"{record} of {record_bytes} bytes is larger than a slot, which holds {slot_bytes} bytes")
 
 
 class RequestError(HomeserveError):

@@ -2,7 +2,9 @@
 
 Two directions. The engine writes *plans* into one log that all ranks read in the same order; each rank writes *reports*
 into its own ring. A plan has a number `seq` (consecutive from 1 in one fleet life) and the layout `epoch`; a rank runs
-every plan whose `ranks` names it, in order, and answers each with exactly one `Result` that carries the same `seq`.
+every plan whose `ranks` names it, in order, and answers each with exactly one `Result` that carries the same `seq`. A
+plan that does not name it is answered as well, with an empty result: it says that the rank is past that record, so that
+the slot can be written again.
 
     engine ── Plan(seq=7) ──▶ log ──▶ rank 0, rank 1, …        rank r ── Result(seq=7, rank=r) ──▶ ring r ──▶ engine
 
@@ -36,7 +38,7 @@ class _Record(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unk
     pass
 
 
-class Sampling(_Record):
+class Sampling(_Record, frozen=True):
     """How a request's tokens are drawn. `temperature` 0 is greedy. Random numbers are f(seed, position)."""
 
     temperature: float = 1.0
@@ -52,11 +54,11 @@ class Sampling(_Record):
     top_logprobs: int = -1
     """-1: no log-probabilities; n >= 0: of the drawn token and the n most likely ones."""
     forbidden: tuple[int, ...] = ()
-    """Token ids that may not be drawn while fewer than `min_tokens` are out (end tokens under min_tokens/ignore_eos)."""
+    """Token ids not to be drawn while fewer than `min_tokens` are out (end tokens under min_tokens/ignore_eos)."""
     min_tokens: int = 0
 
 
-class NewLane(_Record):
+class NewLane(_Record, frozen=True):
     """A request takes a lane: its settings travel once. `prompt_len` tells prompt tokens from generated ones (penalties
     count generated tokens for presence and frequency, all tokens for repetition). `history` holds the int32 tokens
     before the first computed row (a prefix-cache hit), empty where no setting needs them."""
@@ -68,7 +70,7 @@ class NewLane(_Record):
     history: bytes = b""
 
 
-class LaneRows(_Record):
+class LaneRows(_Record, frozen=True):
     """Rows of one lane in a plan: consecutive positions from `start`.
 
     `tokens` (int32 bytes) are their inputs; empty means one row whose input is the token that this lane sampled last.
@@ -87,7 +89,7 @@ class LaneRows(_Record):
     likely ones (`echo` with logprobs)."""
 
 
-class LoadSpec(_Record):
+class LoadSpec(_Record, frozen=True):
     """What a rank loads: the model, its slice of it, and how large its pools are."""
 
     path: str
@@ -102,7 +104,7 @@ class LoadSpec(_Record):
     layer_end: int = -1
 
 
-class Plan(_Record):
+class Plan(_Record, frozen=True):
     seq: int
     epoch: int
     kind: int
@@ -115,16 +117,18 @@ class Plan(_Record):
     load: LoadSpec | None = None
 
 
-class Logprobs(_Record):
-    """Log-probability of `token`, and of the most likely tokens, after penalties and temperature 1."""
+class Logprobs(_Record, frozen=True):
+    """Log-probability of `token`, and of the most likely tokens: log-softmax of the model's own logits, before
+    penalties, bias and temperature. Most likely first, equal ones by token id."""
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
 
 
-class Sample(_Record):
-    """A token drawn for a lane by one plan. `position` is the position that it will take."""
+class Sample(_Record, frozen=True):
+    """A token drawn for a lane by one plan. `position` is the position that it will take. `token` -1: rows that drew
+    nothing but report `prompt_logprobs`."""
 
     lane: int
     request: int
@@ -134,7 +138,7 @@ class Sample(_Record):
     prompt_logprobs: tuple[Logprobs, ...] = ()
 
 
-class PoolCensus(_Record):
+class PoolCensus(_Record, frozen=True):
     """What a rank knows of a pool: rows that its lanes address. (Free, cached and protected pages are the engine's.)"""
 
     pool: str
@@ -143,7 +147,7 @@ class PoolCensus(_Record):
     """(lane, request, pages in its table) of every occupied lane."""
 
 
-class RankFacts(_Record):
+class RankFacts(_Record, frozen=True):
     """What a rank found and holds, said once after its load."""
 
     backend: str
@@ -153,9 +157,11 @@ class RankFacts(_Record):
     batch_invariant: bool
     lines: tuple[tuple[str, int], ...]
     """Ledger line -> bytes held."""
+    layers: tuple[int, int] | None = None
+    """First layer held, and the one behind the last."""
 
 
-class Hello(_Record):
+class Hello(_Record, frozen=True):
     """First record of a worker: it is up, mapped its rings, and opened its device."""
 
     rank: int
@@ -163,7 +169,7 @@ class Hello(_Record):
     record_version: int = RECORD_VERSION
 
 
-class Progress(_Record):
+class Progress(_Record, frozen=True):
     """Load progress; no answer to a plan."""
 
     rank: int
@@ -172,7 +178,7 @@ class Progress(_Record):
     total_bytes: int
 
 
-class Result(_Record):
+class Result(_Record, frozen=True):
     """A rank's one answer to a plan. `ok` False carries the reason; the verdict is the engine's."""
 
     rank: int
@@ -189,9 +195,13 @@ class Result(_Record):
     """Microseconds this rank computed for the plan."""
     idle_us: int = 0
     """Microseconds it waited for the plan before."""
+    field: str = ""
+    fix: str = ""
+    parts: tuple[str, ...] = ()
+    """What the error of `code` is made of, so that the engine can raise the same one (homeserve.wire.refusal)."""
 
 
-class Boot(_Record):
+class Boot(_Record, frozen=True):
     """What the parent hands a worker at spawn, over an inherited pipe: who it is and where its rings are."""
 
     rank: int
@@ -207,6 +217,16 @@ class Boot(_Record):
     isa: str = ""
     fault: str = ""
     log_level: str = "INFO"
+    log_fd: int = -1
+    """Descriptors that the child inherits under the same numbers: the plan log's memory, the rank's report memory,"""
+    report_fd: int = -1
+    plan_bell_fd: int = -1
+    """the read end of the bell for plans, the write end of the bell for reports,"""
+    report_bell_fd: int = -1
+    life_fd: int = -1
+    """the read end of a pipe that ends when the parent does, and a file for stack traces."""
+    stacks_fd: int = -1
+    parent_pid: int = 0
 
 
 Report = Hello | Progress | Result
