@@ -1,0 +1,170 @@
+"""The vocabulary of a GGUF: its `tokenizer.*` keys, checked and in the form that the rest of `text` works with."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from homeserve.errors import CheckpointError
+from homeserve.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
+
+_log = logging.getLogger("homeserve.text")
+
+MODELS = ("gpt2", "llama", "gemma4")
+
+
+class TokenType(IntEnum):
+    """`tokenizer.ggml.token_type`."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A checked vocabulary. `tokens[i]` is the text of id i; `types` and (for `llama`) `scores` run parallel to it.
+
+    `byte_alphabet`: normal tokens spell bytes in GPT-2's alphabet; otherwise they are text with ▁ for space, and byte
+    tokens `<0xXX>` stand in for what has no token.
+    """
+
+    path: str
+    model: str
+    tokens: tuple[str, ...]
+    types: tuple[int, ...]
+    scores: tuple[float, ...]
+    merges: tuple[str, ...]
+    pre: PreTokenizer
+    bos_id: int | None
+    eos_id: int | None
+    unk_id: int | None
+    extra_end_ids: frozenset[int]
+    add_bos: bool
+    add_eos: bool
+    add_space_prefix: bool
+
+    @property
+    def byte_alphabet(self) -> bool:
+        return self.model == "gpt2" and self.pre.byte_alphabet
+
+
+def read_vocabulary(path: str, metadata: Mapping[str, object]) -> Vocabulary:
+    """Raises CheckpointError that names the key where a value is missing, of a wrong kind or out of range."""
+    keys = _Keys(path, metadata)
+    model = keys.text("tokenizer.ggml.model", "")
+    if model not in MODELS:
+        what = f"the tokenizer model {model!r} is not supported; supported: {', '.join(MODELS)}" if model else "is missing"
+        raise keys.error("tokenizer.ggml.model", what)
+    tokens = keys.strings("tokenizer.ggml.tokens")
+    if not tokens:
+        raise keys.error("tokenizer.ggml.tokens", "is missing or empty")
+    types = keys.numbers("tokenizer.ggml.token_type", len(tokens)) or (TokenType.NORMAL,) * len(tokens)
+    scores = keys.numbers("tokenizer.ggml.scores", len(tokens)) or (0.0,) * len(tokens)
+    merges = keys.strings("tokenizer.ggml.merges")
+    if model != "llama" and not merges and len(tokens) > 512:
+        raise keys.error("tokenizer.ggml.merges", "is missing")
+    pre = _pre_tokenizer(keys, model)
+    spm = model == "llama"
+    return Vocabulary(
+        path=path,
+        model=model,
+        tokens=tokens,
+        types=tuple(int(kind) for kind in types),
+        scores=tuple(float(score) for score in scores),
+        merges=merges,
+        pre=pre,
+        bos_id=keys.token("tokenizer.ggml.bos_token_id", len(tokens), 1 if spm else None),
+        eos_id=keys.token("tokenizer.ggml.eos_token_id", len(tokens), 2 if spm else None),
+        unk_id=keys.token("tokenizer.ggml.unknown_token_id", len(tokens), 0 if spm else None),
+        extra_end_ids=keys.end_ids(len(tokens)),
+        # Gemma 4 files say false, because the template of the family writes <bos>; bare text needs it all the same.
+        add_bos=model == "gemma4" or keys.flag("tokenizer.ggml.add_bos_token", spm or pre.add_bos),
+        add_eos=keys.flag("tokenizer.ggml.add_eos_token", False),
+        add_space_prefix=spm and keys.flag("tokenizer.ggml.add_space_prefix", True),
+    )
+
+
+def _pre_tokenizer(keys: _Keys, model: str) -> PreTokenizer:
+    if model == "llama":
+        return PreTokenizer(())
+    if model == "gemma4":
+        return PRE_TOKENIZERS["gemma4"]
+    name = keys.text("tokenizer.ggml.pre", "")
+    if not name:
+        _log.warning(
+            "%s has no tokenizer.ggml.pre: the default pre-tokenizer is used, which may lower the quality", keys.path
+        )
+        return PRE_TOKENIZERS["default"]
+    known = PRE_TOKENIZERS.get(name)
+    if known is None:
+        what = f"the pre-tokenizer {name!r} is not known; known: {', '.join(sorted(PRE_TOKENIZERS))}"
+        raise keys.error("tokenizer.ggml.pre", what)
+    return known
+
+
+class _Keys:
+    """Typed access to metadata; every complaint names the key."""
+
+    def __init__(self, path: str, metadata: Mapping[str, object]) -> None:
+        self.path = path
+        self._metadata = metadata
+
+    def error(self, key: str, what: str) -> CheckpointError:
+        return CheckpointError(self.path, f"key {key!r}", what, fix="use a GGUF with a complete, supported tokenizer")
+
+    def text(self, key: str, default: str) -> str:
+        value = self._metadata.get(key, default)
+        if not isinstance(value, str):
+            raise self.error(key, f"is {value!r}, not a text")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._metadata.get(key, default)
+        if not isinstance(value, bool):
+            raise self.error(key, f"is {value!r}, not true or false")
+        return value
+
+    def token(self, key: str, count: int, default: int | None) -> int | None:
+        """A token id; None where the file has none. llama.cpp writes -1 (as u32) for "none"."""
+        value = self._metadata.get(key, default)
+        if value is None or value in (-1, 0xFFFFFFFF):
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
+            if key not in self._metadata:
+                return None
+            raise self.error(key, f"is {value!r}, not the id of one of {count} tokens")
+        return value
+
+    def end_ids(self, count: int) -> frozenset[int]:
+        names = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+        ids = (self.token(f"tokenizer.ggml.{name}_token_id", count, None) for name in names)
+        return frozenset(token for token in ids if token is not None)
+
+    def strings(self, key: str) -> tuple[str, ...]:
+        values = self._sequence(key)
+        texts = tuple(value for value in values if isinstance(value, str))
+        if len(texts) != len(values):
+            raise self.error(key, "is not a list of texts")
+        return texts
+
+    def numbers(self, key: str, count: int) -> tuple[float, ...]:
+        """One number per token, or none at all."""
+        values = self._sequence(key)
+        if values and len(values) != count:
+            raise self.error(key, f"has {len(values)} entries for {count} tokens")
+        numbers = tuple(value for value in values if isinstance(value, (int, float)))
+        if len(numbers) != len(values):
+            raise self.error(key, "is not a list of numbers")
+        return numbers
+
+    def _sequence(self, key: str) -> tuple[object, ...]:
+        value = self._metadata.get(key, ())
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise self.error(key, f"is {value!r}, not a list")
+        return tuple(value)
