@@ -162,7 +162,7 @@ def mutants(seed: int, sample: int | None) -> int:
 
 
 def soak(seed: int, extra: list[str]) -> int:
-    """`slow` again and again with a new seed each time, for HOMESERVE_SOAK_MINUTES (default 480) or to the first failure."""
+    """`slow` again and again, each time with a new seed: HOMESERVE_SOAK_MINUTES (480) long, or to the first failure."""
     ends = time.monotonic() + 60 * float(os.environ.get("HOMESERVE_SOAK_MINUTES") or 480)
     rounds = 0
     while True:

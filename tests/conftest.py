@@ -1,0 +1,92 @@
+"""What every tier shares: the default model, hypothesis without deadlines, no shared memory left, the tier's report."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# A deadline would be a timing assert: on a busy machine it fails for no fault of the code.
+settings.register_profile("homeserve", deadline=None, print_blob=True)
+settings.load_profile("homeserve")
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> str:
+    """Path of the default model (SmolLM2-135M-Instruct Q4_1), fetched once into the cache.
+
+    HOMESERVE_TEST_MODEL names a file to use instead.
+    """
+    named = os.environ.get("HOMESERVE_TEST_MODEL")
+    if named:
+        return named
+    from homeserve.checkpoint.names import default_model_path
+
+    return default_model_path()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_shared_memory_left() -> Iterator[None]:
+    """Fails the session if a segment made during it outlives its owner.
+
+    Names carry the owner's pid: `homeserve-PID-RANDOM-...`. A segment of another live process is none of ours.
+    """
+    before = _segments()
+    yield
+    left = sorted(name for name in _segments() - before if not _lives_elsewhere(name))
+    assert not left, f"shared memory left behind: {left}"
+
+
+def _segments() -> set[str]:
+    return {path.name for path in SHARED_MEMORY.glob("homeserve-*")} if SHARED_MEMORY.is_dir() else set()
+
+
+def _lives_elsewhere(name: str) -> bool:
+    pid = name.split("-")[1]
+    if not pid.isdigit() or int(pid) == os.getpid():
+        return False
+    return Path(f"/proc/{pid}").exists()
+
+
+class Reporter:
+    """Writes {"results": {id: outcome}, "skips": [[id, reason]]} for scripts/tiers.py.
+
+    The outcome of a test is the worst of its setup, call and teardown. A module skipped as a whole is one skip.
+    """
+
+    RANK = {"passed": 0, "skipped": 1, "failed": 2}
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+        self.results: dict[str, str] = {}
+        self.skips: list[tuple[str, str]] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        known = self.results.get(report.nodeid, "passed")
+        self.results[report.nodeid] = max(known, report.outcome, key=self.RANK.__getitem__)
+        if report.skipped:
+            self.skips.append((report.nodeid, _reason(report.longrepr)))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped:
+            self.skips.append((report.nodeid, _reason(report.longrepr)))
+
+    def pytest_sessionfinish(self) -> None:
+        self.path.write_text(json.dumps({"results": self.results, "skips": self.skips}))
+
+
+def _reason(longrepr: object) -> str:
+    """pytest gives a skip as (file, line, reason)."""
+    return str(longrepr[2]) if isinstance(longrepr, tuple) else str(longrepr)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path = os.environ.get("HOMESERVE_TEST_REPORT")
+    if path:
+        config.pluginmanager.register(Reporter(path), "homeserve-reporter")
