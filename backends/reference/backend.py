@@ -1,0 +1,91 @@
+"""`reference`: the oracle. NumPy, one thread, dense weights; what the other backends are compared with.
+
+Correct first: weights are dequantised once at bind, everything is float32 (`OpenOptions.extra["dtype"] = "float64"` for
+double precision), and the arithmetic in `compute` makes a row's result independent of the batch. It runs on one core
+whatever `OpenOptions.threads` says, and reports one: no matrix product is used that a threaded BLAS would split.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from backends.base import Capability, DeviceFacts, KvPool, Limits, LoadProgress, Op, OpenOptions, TensorView
+from backends.needs import refuse_missing
+from backends.quant import QuantType
+from backends.reference.compute import Array
+from backends.reference.dequant import DEQUANTISED, dequantise
+from backends.reference.pools import POOL_TYPES, pool_bytes
+from backends.reference.program import ReferenceProgram
+from budget.host import read_memory
+
+DTYPES: dict[str, np.dtype[np.floating]] = {"float32": np.dtype(np.float32), "float64": np.dtype(np.float64)}
+
+
+class ReferenceBackend:
+    """A `Backend`. Raises ValueError where `extra["dtype"]` names no known dtype."""
+
+    def __init__(self, options: OpenOptions) -> None:
+        named = options.extra.get("dtype", "float32")
+        if named not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, is {named!r}")
+        self.dtype: np.dtype[np.floating] = DTYPES[named]
+        self.facts = DeviceFacts(
+            backend="reference",
+            name=platform.processor() or platform.machine(),
+            isa=f"numpy-{np.__version__}",
+            threads=1,
+            batch_invariant=True,
+        )
+
+    def capabilities(self) -> tuple[Capability, ...]:
+        return CAPABILITIES
+
+    def bind(
+        self,
+        ops: Sequence[Op],
+        weights: Mapping[str, TensorView],
+        kv: KvPool,
+        limits: Limits,
+        progress: LoadProgress,
+    ) -> ReferenceProgram:
+        refuse_missing(self.facts.backend, CAPABILITIES, ops, weights, kv)
+        self._refuse_too_large(weights, kv)
+        total = sum(view.data.nbytes for view in weights.values())
+        dense: dict[str, Array] = {}
+        done = 0
+        for name, view in weights.items():
+            dense[name] = dequantise(view, self.dtype)
+            done += view.data.nbytes
+            progress("weights", done, total)
+        return ReferenceProgram(ops, dense, kv, limits, self.dtype)
+
+    def close(self) -> None:
+        """Nothing is held but what programs hold."""
+
+    def _refuse_too_large(self, weights: Mapping[str, TensorView], kv: KvPool) -> None:
+        dense = sum(view.rows * view.cols for view in weights.values()) * self.dtype.itemsize
+        pools = pool_bytes(kv, self.dtype)
+        there = read_memory().available_bytes
+        if dense + pools > there:
+            raise MemoryError(
+                f"reference keeps weights dense: {dense} bytes of {self.dtype.name} weights + {pools} of KV pools ="
+                f" {dense + pools}, available {there}"
+            )
+
+
+def _table() -> tuple[Capability, ...]:
+    entries = []
+    for op in ("embed_rows", "linear", "norm", "bias"):
+        for kind in QuantType:
+            ok = kind in DEQUANTISED
+            entries.append(Capability(op, kind.name, ok, "" if ok else "an integer type holds no weights"))
+    for op in ("rope_store", "attention"):
+        entries += [Capability(op, kind.name, True) for kind in POOL_TYPES]
+    entries += [Capability("gated_activation", "silu", True), Capability("select_rows", "F32", True)]
+    return tuple(entries)
+
+
+CAPABILITIES = _table()
