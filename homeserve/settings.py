@@ -32,6 +32,9 @@ ENV_PREFIX = "HOMESERVE_"
 TESTING = "HOMESERVE_TESTING"
 FAULT = "HOMESERVE_FAULT"
 
+_OURS = ENV_PREFIX + "TEST"
+"""Variables of the test scripts, which are no settings."""
+
 _YES = {"on", "yes", "true", "1"}
 _NO = {"off", "no", "false", "0"}
 
@@ -507,7 +510,9 @@ def _fault(environ: Mapping[str, str]) -> str:
 
 def _unknown_variables(environ: Mapping[str, str]) -> list[str]:
     known = [variable(name) for name in options()] + [TESTING, FAULT]
-    unknown = sorted(name for name in environ if name.startswith(ENV_PREFIX) and name not in known)
+    unknown = sorted(
+        name for name in environ if name.startswith(ENV_PREFIX) and not name.startswith(_OURS) and name not in known
+    )
     return [f"{name} is set, but there is no such setting{near(name, known)}" for name in unknown]
 
 

@@ -39,7 +39,9 @@ def main() -> int:
         started = time.monotonic()
         verdict, words = try_mutant(mutant)
         counts[verdict] += 1
-        print(f"   {verdict:<6} {mutant['patch']:<44} {time.monotonic() - started:6.1f} s  {mutant['test']}", flush=True)
+        print(
+            f"   {verdict:<6} {mutant['patch']:<44} {time.monotonic() - started:6.1f} s  {mutant['test']}", flush=True
+        )
         if verdict != "red":
             print("\n".join(f"      {line}" for line in words.strip().splitlines()[-25:]), flush=True)
     broken = f", {counts['broken']} broken" if counts["broken"] else ""
