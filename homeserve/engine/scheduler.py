@@ -53,6 +53,13 @@ class Draft:
     new_bytes: int = 0
     logprob_rows: int = 0
 
+    def name(self, sequence: Sequence) -> None:
+        """From here on the sequence counts as in flight, so that nothing it holds is given back before this plan is
+        acknowledged."""
+        if sequence not in self.named:
+            self.named.append(sequence)
+            sequence.in_flight += 1
+
     @property
     def kind(self) -> PlanKind:
         decode_count = sum(not row.tokens for row in self.rows)
@@ -156,15 +163,13 @@ class Scheduler:
             self._draft_suspect(draft, suspects)
         if not draft.rows:
             self._draft_all(draft)
-        if not draft.rows:
+        if not draft.rows and not draft.new:
             return None
         draft.drop = self.take_drops()
         return draft
 
     def on_issued(self, draft: Draft, seq: int) -> None:
-        """The draft became plan `seq`."""
-        for sequence in draft.named:
-            sequence.in_flight += 1
+        """The draft became plan `seq`. Every draft must."""
         self._flight[seq] = draft
 
     def take_drops(self) -> tuple[int, ...]:
@@ -249,8 +254,7 @@ class Scheduler:
                 self._draft_decode(draft, sequence)
             self._draft_prefill(draft)
         if draft.rows:
-            carried = {row.request for row in draft.rows}
-            self._count_skips(s for s in decoding if s.key not in carried and s.wants_decode)
+            self._count_skips({s.key for s in decoding} - {row.request for row in draft.rows})
 
     def _draft_suspect(self, draft: Draft, suspects: list[Sequence]) -> None:
         """Rows of one suspect alone: that with the most strikes, then the oldest."""
@@ -265,7 +269,7 @@ class Scheduler:
             return
         pages = self._unsent_pages(sequence)
         draft.rows.append(LaneRows(sequence.lane, sequence.key, sequence.issued, b"", pages, sample=True))
-        draft.named.append(sequence)
+        draft.name(sequence)
         sequence.issued += 1
         sequence.pending += 1
         sequence.skipped = 0
@@ -306,7 +310,7 @@ class Scheduler:
         draft.rows.append(
             LaneRows(sequence.lane, sequence.key, start, tokens, pages, last, sequence.call.prompt_logprobs)
         )
-        draft.named.append(sequence)
+        draft.name(sequence)
         sequence.issued = end
         self._share_pages(sequence)
         if last:
@@ -342,6 +346,7 @@ class Scheduler:
         self._running = OrderedDict(sorted(self._running.items()))
         draft.new.append(NewLane(sequence.lane, sequence.key, sequence.prompt_len, sequence.call.sampling, history))
         draft.new_bytes += size
+        draft.name(sequence)
         if self.limits.prefix_cache:
             self.prefix.count(hit_tokens)
         return True
@@ -353,9 +358,11 @@ class Scheduler:
             return 0
         return (sequence.target - 1) // PAGE_LEN
 
-    def _count_skips(self, left_out: Iterable[Sequence]) -> None:
-        for sequence in left_out:
-            sequence.skipped += 1
+    def _count_skips(self, left_out: set[int]) -> None:
+        """Count plans in a row that could have carried a sequence's decode row and did not."""
+        for sequence in self._running.values():
+            waits = sequence.key in left_out and sequence.state is SequenceState.DECODE
+            sequence.skipped = sequence.skipped + 1 if waits else 0
             self.longest_skip = max(self.longest_skip, sequence.skipped)
 
     # ----------------------------------------------------------------------------------------------------- pages
@@ -392,23 +399,30 @@ class Scheduler:
         self._settle(victim)
         return victim is not sequence and victim.state is SequenceState.WAITING
 
-    def _share_pages(self, sequence: Sequence) -> None:
-        """Enter the full pages into the prefix tree, as far as their tokens are known and their rows issued."""
+    def _share_pages(self, sequence: Sequence, *, leaving: bool = False) -> None:
+        """Enter the full pages into the prefix tree, as far as their tokens are known and their rows issued.
+
+        Where another sequence computed the same page meanwhile, a running sequence stops sharing: locking that page
+        beside its own would make it hold two pages for one, and one alone could outgrow the pool. One that is leaving
+        goes on, since it gives its double back at once.
+        """
         if not self.limits.prefix_cache:
             return
         full = min(sequence.issued, len(sequence.tokens)) // PAGE_LEN
         chain = sequence.chain
         while len(chain) < full:
             index = len(chain)
-            parent = chain[-1] if chain else self._pool.root
-            node = self._pool.insert(parent, page_key(sequence.tokens, index), sequence.table[index])
+            page = sequence.table[index]
+            node = self._pool.insert(chain[-1] if chain else self._pool.root, page_key(sequence.tokens, index), page)
+            if node.page != page and not leaving:
+                return
             self._pool.lock(node)
             chain.append(node)
 
     def _release(self, sequence: Sequence) -> None:
         """Give back lane and pages. Nothing in flight names the sequence."""
         assert sequence.in_flight == 0
-        self._share_pages(sequence)
+        self._share_pages(sequence, leaving=True)
         chain = sequence.chain
         own = [p for i, p in enumerate(sequence.table) if i >= len(chain) or chain[i].page != p]
         self._pool.unlock(chain)

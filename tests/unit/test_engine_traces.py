@@ -1,0 +1,309 @@
+"""The scheduler under random traces, against a simulated rank that remembers what it wrote where.
+
+The rank keeps, for every slot, which token of which history was stored there last. A row at position p may only be
+computed when the slots of positions 0..p of its sequence hold exactly that sequence's tokens: a page given to two
+owners, freed too early, shared wrongly or left out of a table shows as wrong content at once. Its "model" draws the next
+token as a function of all tokens before, so a right answer is known without the scheduler.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import pytest
+
+from backends.base import PAGE_LEN
+from homeserve.engine.request import EngineLimits, FinishReason, GenerateCall
+from homeserve.engine.scheduler import Draft, Emit, Scheduler
+from homeserve.engine.sequence import Sequence
+from homeserve.wire.records import LaneRows, Sample, Sampling, unpack_ints
+
+END = 7
+VOCAB = 50
+
+
+def digest(tokens: Iterable[int], before: int = 0) -> int:
+    """Stands for a whole history of tokens; the simulated model draws `digest % VOCAB` next."""
+    return zlib.crc32(array("i", tokens).tobytes(), before)
+
+
+def answer(prompt: tuple[int, ...], max_tokens: int) -> list[int]:
+    """What a sequence must yield, by definition."""
+    history = digest(prompt)
+    shown: list[int] = []
+    while len(shown) < max_tokens and (token := history % VOCAB) != END:
+        history = digest([token], history)
+        shown.append(token)
+    return shown
+
+
+@dataclass
+class Lane:
+    request: int
+    table: list[int] = field(default_factory=list)
+    history: list[tuple[int, int]] = field(default_factory=list)
+    """(token, digest of everything up to it) by position."""
+    last: int = -1
+
+    def slot(self, position: int) -> int:
+        return self.table[position // PAGE_LEN] * PAGE_LEN + position % PAGE_LEN
+
+
+class Rank:
+    """Runs drafts in order, as a worker does."""
+
+    def __init__(self) -> None:
+        self.slots: dict[int, tuple[int, int]] = {}
+        self.lanes: dict[int, Lane] = {}
+
+    def run(self, draft: Draft) -> list[Sample]:
+        for lane in draft.drop:
+            del self.lanes[lane]
+        for new in draft.new:
+            assert new.lane not in self.lanes, "a lane was given out twice"
+            self.lanes[new.lane] = Lane(new.request)
+        return [sample for rows in draft.rows if (sample := self._rows(rows)) is not None]
+
+    def _rows(self, rows: LaneRows) -> Sample | None:
+        lane = self.lanes[rows.lane]
+        assert lane.request == rows.request
+        lane.table.extend(unpack_ints(rows.pages))
+        inputs = list(unpack_ints(rows.tokens)) if rows.tokens else [lane.last]
+        del lane.history[rows.start :]
+        while len(lane.history) < rows.start:  # a prefix hit: the history is what the pages say
+            lane.history.append(self.slots[lane.slot(len(lane.history))])
+        for token in inputs:
+            before = lane.history[-1][1] if lane.history else 0
+            self.slots[lane.slot(len(lane.history))] = (token, digest([token], before))
+            lane.history.append((token, digest([token], before)))
+        stored = [self.slots[lane.slot(position)] for position in range(len(lane.history))]
+        assert stored == lane.history, "a row reads foreign KV"
+        if not rows.sample:
+            return None
+        lane.last = lane.history[-1][1] % VOCAB
+        return Sample(rows.lane, rows.request, len(lane.history), lane.last)
+
+
+class Trace:
+    """One random history of calls, results, aborts, stalls and lost workers."""
+
+    def __init__(self, seed: int, *, losses: bool = True, **limits) -> None:
+        self.random = random.Random(seed)
+        pick = self.random.choice
+        self.limits = EngineLimits(
+            context=limits.get("context", 256),
+            kv_tokens=limits.get("kv_tokens", pick([128, 256, 512, 1024])),
+            running=limits.get("running", pick([1, 2, 4, 8])),
+            waiting=64,
+            chunk=limits.get("chunk", pick([1, 7, 16, 40])),
+            prefill_delay=limits.get("prefill_delay", pick([0, 0, 1, 3])),
+            plans_in_flight=limits.get("plans_in_flight", pick([1, 2, 3])),
+            prefix_cache=limits.get("prefix_cache", pick([True, True, False])),
+        )
+        self.losses = losses
+        self.scheduler = Scheduler(self.limits)
+        self.rank = Rank()
+        self.flight: deque[tuple[int, Draft]] = deque()
+        self.seq = 0
+        self.shown: dict[int, list[int]] = {}
+        self.finish: dict[int, FinishReason] = {}
+        self.calls: dict[int, Sequence] = {}
+        self.stems = [tuple(self.random.randrange(VOCAB) for _ in range(60)) for _ in range(3)]
+
+    def submit(self) -> None:
+        stem = self.random.choice(self.stems)[: self.random.randrange(1, 60)]
+        tail = tuple(self.random.randrange(VOCAB) for _ in range(self.random.randrange(0, 20)))
+        prompt = (stem + tail)[: self.scheduler.token_limit - 2]
+        room = self.scheduler.token_limit - len(prompt)
+        call = GenerateCall(
+            request_id=f"r{len(self.calls)}",
+            prompt=prompt,
+            sampling=Sampling(),
+            max_tokens=self.random.randrange(1, min(room, 60) + 1),
+            end_tokens=frozenset({END}),
+        )
+        sequence = self.scheduler.add(call)
+        self.calls[sequence.key] = sequence
+        self.shown[sequence.key] = []
+
+    def note(self, emits: list[Emit]) -> None:
+        for emit in emits:
+            key = emit.sequence.key
+            assert key not in self.finish, "something came after the finish"
+            self.shown[key].extend(emit.tokens)
+            if emit.finish is not None:
+                self.finish[key] = emit.finish
+
+    def issue(self) -> bool:
+        if len(self.flight) >= self.limits.plans_in_flight:
+            return False
+        draft = self.scheduler.next_plan()
+        if draft is None:
+            return False
+        assert sum(len(r.tokens) // 4 for r in draft.rows) <= self.limits.chunk
+        assert len(draft.rows) == len({r.request for r in draft.rows}) <= self.limits.running
+        self.seq += 1
+        self.scheduler.on_issued(draft, self.seq)
+        self.flight.append((self.seq, draft))
+        return True
+
+    def acknowledge(self) -> None:
+        if self.flight:
+            seq, draft = self.flight.popleft()
+            self.note(self.scheduler.apply(seq, self.rank.run(draft)))
+
+    def lose(self) -> None:
+        self.flight.clear()
+        self.rank = Rank()
+        self.note(self.scheduler.lose_fleet())
+
+    def abort(self) -> None:
+        open_now = self.scheduler.open_sequences()
+        if open_now:
+            self.note(self.scheduler.end(self.random.choice(open_now), FinishReason.ABORT))
+
+    def hold(self) -> None:
+        for sequence in self.scheduler.open_sequences():
+            sequence.held = self.random.random() < 0.3
+
+    def check(self) -> None:
+        census = self.scheduler.census()
+        assert census.free + census.live + census.protected + census.cached == census.capacity
+        assert min(census.free, census.live, census.protected, census.cached) >= 0
+
+    def run(self, steps: int = 120) -> None:
+        for _ in range(steps):
+            event = self.random.random()
+            if event < 0.12:
+                self.submit()
+            elif event < 0.15:
+                self.abort()
+            elif event < 0.18:
+                self.hold()
+            elif event < 0.19 and self.losses:
+                self.lose()
+            elif event < 0.6:
+                self.issue()
+            else:
+                self.acknowledge()
+            self.check()
+        self.finish_all()
+
+    def finish_all(self) -> None:
+        for sequence in self.scheduler.open_sequences():
+            sequence.held = False
+        bound = 400 + sum(s.call.max_tokens + len(s.call.prompt) for s in self.scheduler.open_sequences()) * 4
+        while not self.scheduler.idle:
+            while self.issue():
+                pass
+            assert self.flight, "nothing is in flight and nothing can be issued: the scheduler is stuck"
+            self.acknowledge()
+            self.check()
+            bound -= 1
+            assert bound > 0, "a sequence starves"
+        for key, sequence in self.calls.items():
+            expected = answer(sequence.call.prompt, sequence.call.max_tokens)
+            if self.finish[key] in (FinishReason.ABORT, FinishReason.ERROR):
+                assert self.shown[key] == expected[: len(self.shown[key])]
+            else:
+                assert self.shown[key] == expected
+        census = self.scheduler.census()
+        assert (census.live, census.protected) == (0, 0), "pages are held by nobody"
+        assert self.scheduler.longest_skip <= self.limits.prefill_delay or self.scheduler.preemptions
+
+
+@pytest.mark.parametrize("seed", range(250))
+def test_random_traces_end_right(seed: int) -> None:
+    for part in range(10):
+        Trace(1000 * seed + part).run()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_decode_row_waits_longer_than_the_prefill_delay(seed: int) -> None:
+    for delay in (0, 1, 2, 4):
+        trace = Trace(seed, losses=False, kv_tokens=8192, running=8, prefill_delay=delay, chunk=16)
+        trace.run()
+        assert trace.scheduler.longest_skip <= delay
+        assert not trace.scheduler.preemptions
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_pool_for_one_sequence_serves_many(seed: int) -> None:
+    trace = Trace(seed, kv_tokens=256, running=8, losses=False)
+    for _ in range(8):
+        trace.submit()
+    trace.finish_all()
+    assert set(trace.finish.values()) <= {FinishReason.STOP, FinishReason.LENGTH}
+
+
+def test_prefix_hits_skip_whole_pages_only_and_never_the_last_token() -> None:
+    trace = Trace(1, kv_tokens=1024, running=2, prefix_cache=True, plans_in_flight=2, chunk=64, prefill_delay=0)
+    prompt = tuple(range(10, 42))
+    for _ in range(2):
+        call = GenerateCall("r", prompt, Sampling(), 3, frozenset({END}))
+        sequence = trace.scheduler.add(call)
+        trace.calls[sequence.key] = sequence
+        trace.shown[sequence.key] = []
+        trace.finish_all()
+    assert [s.hit_tokens for s in trace.calls.values()] == [0, 16]
+    assert (trace.scheduler.prefix.lookups, trace.scheduler.prefix.hits) == (2, 1)
+
+
+def test_a_request_alone_in_flight_at_two_deaths_in_a_row_is_failed() -> None:
+    trace = Trace(2, kv_tokens=1024, running=2, plans_in_flight=2, chunk=16)
+    trace.submit()
+    trace.issue()
+    trace.lose()
+    assert not trace.finish
+    trace.issue()
+    trace.lose()
+    assert list(trace.finish.values()) == [FinishReason.ERROR]
+
+
+def test_progress_between_two_deaths_clears_the_suspicion() -> None:
+    trace = Trace(3, kv_tokens=1024, running=2, plans_in_flight=2, chunk=64, prefill_delay=0)
+    trace.submit()
+    for _ in range(5):
+        trace.issue()
+        trace.acknowledge()
+        trace.issue()
+        trace.lose()
+    trace.finish_all()
+    assert FinishReason.ERROR not in trace.finish.values()
+
+
+def test_only_the_poison_among_many_is_failed() -> None:
+    """A request whose rows kill the worker: everything else in the batch must end right."""
+    trace = Trace(4, losses=False, kv_tokens=4096, running=8, plans_in_flight=2, chunk=64, prefill_delay=0)
+    for _ in range(6):
+        trace.submit()
+    poison = list(trace.calls)[3]
+    for _ in range(400):
+        while trace.issue():
+            pass
+        if not trace.flight:
+            break
+        if any(row.request == poison for row in trace.flight[0][1].rows):
+            trace.lose()
+        else:
+            trace.acknowledge()
+    trace.finish_all()
+    assert [k for k, reason in trace.finish.items() if reason is FinishReason.ERROR] == [poison]
+
+
+def test_a_held_sequence_gets_no_rows_until_it_is_let_go() -> None:
+    trace = Trace(5, losses=False, kv_tokens=1024, running=2, plans_in_flight=1, chunk=64)
+    call = GenerateCall("r", (1, 2, 3), Sampling(), 50, frozenset())
+    sequence = trace.scheduler.add(call)
+    trace.calls[sequence.key], trace.shown[sequence.key] = sequence, []
+    trace.issue()
+    trace.acknowledge()
+    sequence.held = True
+    assert not trace.issue()
+    sequence.held = False
+    assert trace.issue()
