@@ -6,7 +6,7 @@ The rules it keeps
 - A skip is a failure unless tests/allowed_skips.toml lists it for this tier with a reason; every skip is printed.
 - A tier that ran no test is a failure: an empty folder must not read as green.
 - In `full`, every test that tests/claims.toml names must have run and passed.
-- Samples (hypothesis, rotating mutants) take a seed made from the commit; it is printed, and HOMESERVE_SEED sets it.
+- Samples (hypothesis, rotating mutants) take a seed made from the commit; it is printed, and HOMESERVE_TEST_SEED sets it.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Run:
 
 def main(argv: list[str]) -> int:
     tier, extra = argv[0], argv[1:]
-    seed = int(os.environ.get("HOMESERVE_SEED") or commit()[:8] or "0", 16)
-    print(f"tier {tier}, seed {seed:x} (HOMESERVE_SEED={seed:x} repeats it)", flush=True)
+    seed = int(os.environ.get("HOMESERVE_TEST_SEED") or commit()[:8] or "0", 16)
+    print(f"tier {tier}, seed {seed:x} (HOMESERVE_TEST_SEED={seed:x} repeats it)", flush=True)
     if tier == "mutants":
         return mutants(seed, None)
     if tier == "soak":
@@ -93,8 +93,8 @@ def run_folder(folder: str, tier: str, seed: int, extra: list[str], run: Run) ->
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="homeserve-tier-") as scratch:
         report = Path(scratch) / "report.json"
-        env = dict(os.environ, PYTHONSAFEPATH="1", HOMESERVE_TEST_REPORT=str(report), HOMESERVE_TIER=tier)
-        env["HOMESERVE_SEED"] = f"{seed:x}"
+        env = dict(os.environ, PYTHONSAFEPATH="1", HOMESERVE_TEST_REPORT=str(report), HOMESERVE_TEST_TIER=tier)
+        env["HOMESERVE_TEST_SEED"] = f"{seed:x}"
         env["PATH"] = f"{BIN}{os.pathsep}{env.get('PATH', '')}"
         env.pop("PYTHONPATH", None)
         command = [str(BIN / "pytest"), f"tests/{folder}", f"--hypothesis-seed={seed}", "--durations=5", "-q", *extra]
@@ -162,8 +162,8 @@ def mutants(seed: int, sample: int | None) -> int:
 
 
 def soak(seed: int, extra: list[str]) -> int:
-    """`slow` again and again, each time with a new seed: HOMESERVE_SOAK_MINUTES (480) long, or to the first failure."""
-    ends = time.monotonic() + 60 * float(os.environ.get("HOMESERVE_SOAK_MINUTES") or 480)
+    """`slow` again and again, each time with a new seed: HOMESERVE_TEST_SOAK_MINUTES (480) long, or to the first failure."""
+    ends = time.monotonic() + 60 * float(os.environ.get("HOMESERVE_TEST_SOAK_MINUTES") or 480)
     rounds = 0
     while True:
         rounds += 1
