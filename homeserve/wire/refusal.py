@@ -1,0 +1,67 @@
+"""An error of the tree on its way from a worker to the engine: the same class arrives, with the same facts.
+
+A worker turns the error into the fields of a `Result` (`refused`), the engine makes it again (`error_of`). Every class
+that a worker may raise is in the table; anything else arrives as a `WorkerError` with the reason.
+"""
+
+from __future__ import annotations
+
+from homeserve.errors import (
+    BudgetError,
+    CheckpointError,
+    HomeserveError,
+    ModelError,
+    ModelNotFound,
+    SettingError,
+    UnknownArchitecture,
+    UnsupportedModel,
+    WireError,
+    WorkerError,
+    WorkerStartError,
+)
+from homeserve.wire.records import Result
+
+FAULT = "fault"
+"""The `code` of a result whose plan failed by a bug or by the machine, not by what was asked."""
+
+_PLAIN: dict[str, type[HomeserveError]] = {
+    kind.code: kind
+    for kind in (BudgetError, ModelError, ModelNotFound, SettingError, UnsupportedModel, WireError, WorkerStartError)
+}
+
+
+def refused(rank: int, seq: int, epoch: int, error: HomeserveError) -> Result:
+    """The answer to a plan that `error` ended."""
+    return Result(
+        rank,
+        seq,
+        epoch,
+        ok=False,
+        reason=error.message,
+        code=error.code,
+        field=error.field or "",
+        fix=error.fix or "",
+        parts=_parts(error),
+    )
+
+
+def error_of(result: Result) -> HomeserveError:
+    """The error that a result which is not `ok` stands for."""
+    field, fix = result.field or None, result.fix or None
+    if result.code == CheckpointError.code and len(result.parts) == 3:
+        path, where, what = result.parts
+        return CheckpointError(path, where, what, fix=fix)
+    if result.code == UnknownArchitecture.code and result.parts:
+        return UnknownArchitecture(result.parts[0], result.parts[1:])
+    kind = _PLAIN.get(result.code)
+    if kind is None:
+        return WorkerError(f"rank {result.rank}: {result.reason}", field=field, fix=fix)
+    return kind(result.reason, field=field, fix=fix)
+
+
+def _parts(error: HomeserveError) -> tuple[str, ...]:
+    if isinstance(error, CheckpointError):
+        return (error.path, error.where, error.message.removeprefix(f"{error.path}: {error.where}: "))
+    if isinstance(error, UnknownArchitecture):
+        return (error.arch, *error.known)
+    return ()
