@@ -177,7 +177,8 @@ class Engine:
             raise Draining("the server is shutting down and takes no new requests")
         if len(call.prompt) + 1 > self.token_limit:
             raise ContextOverflow(len(call.prompt), self.token_limit - 1)
-        if self._scheduler.waiting_count >= self.limits.waiting:
+        # Counted over all that is open: a call that waits for the next plan, not for a lane, is no reason to refuse.
+        if len(self._streams) >= self.limits.running + self.limits.waiting:
             raise QueueFull(self._scheduler.waiting_count)
         sequence = self._scheduler.add(call)
         stream = TokenStream(
