@@ -6,7 +6,7 @@ The rules it keeps
 - A skip is a failure unless tests/allowed_skips.toml lists it for this tier with a reason; every skip is printed.
 - A tier that ran no test is a failure: an empty folder must not read as green.
 - In `full`, every test that tests/claims.toml names must have run and passed.
-- Samples (hypothesis, rotating mutants) take a seed made from the commit; it is printed, and HOMESERVE_TEST_SEED sets it.
+- Samples (hypothesis, mutants) take a seed made from the commit; it is printed, and HOMESERVE_TEST_SEED sets it.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def mutants(seed: int, sample: int | None) -> int:
 
 
 def soak(seed: int, extra: list[str]) -> int:
-    """`slow` again and again, each time with a new seed: HOMESERVE_TEST_SOAK_MINUTES (480) long, or to the first failure."""
+    """`slow` again and again with new seeds, for HOMESERVE_TEST_SOAK_MINUTES (480) or to the first failure."""
     ends = time.monotonic() + 60 * float(os.environ.get("HOMESERVE_TEST_SOAK_MINUTES") or 480)
     rounds = 0
     while True:
