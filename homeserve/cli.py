@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 if TYPE_CHECKING:
     import argparse
 
-    from homeserve.errors import HomeserveError
-
 INTERRUPTED = 130
 
 COMMANDS = {
@@ -57,24 +55,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(given)
     except HomeserveError as error:
+        from homeserve.commands.report import report
+
         return report(error, as_json=_wants_json(given))
     except BrokenPipeError:
         # The reader of our output went away (`homeserve ps | head`): nothing is left to say to anyone.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-
-
-def report(error: HomeserveError, *, as_json: bool) -> int:
-    """Tell a person, or a program, what is wrong. Returns the exit code."""
-    if as_json:
-        import json
-
-        print(json.dumps(error.as_json()), flush=True)
-    else:
-        print(f"homeserve: error: {error.message}", file=sys.stderr)
-        if error.fix:
-            print(f"  {error.fix}", file=sys.stderr)
-    return error.exit_code
 
 
 def _dispatch(given: list[str]) -> int:

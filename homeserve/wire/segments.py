@@ -97,18 +97,28 @@ def names(pid: int | None = None, *, at: Path | None = None) -> list[str]:
 def sweep(*, at: Path | None = None) -> list[str]:
     """Unlink the segments whose owner is dead; returns their names. Those of other users are left alone."""
     swept = []
-    for path in sorted((at or folder()).glob("homeserve-*")):
-        match = _NAME.fullmatch(path.name)
-        if match is None or start_time(int(match[1])) == int(match[2]):
-            continue
+    for path in stale(at=at):
         try:
-            if path.stat().st_uid != os.getuid():
-                continue
             path.unlink()
         except FileNotFoundError:
             continue  # another boot swept it first
         swept.append(path.name)
     return swept
+
+
+def stale(*, at: Path | None = None) -> list[Path]:
+    """This user's segments whose owner is dead."""
+    found = []
+    for path in sorted((at or folder()).glob("homeserve-*")):
+        match = _NAME.fullmatch(path.name)
+        if match is None or start_time(int(match[1])) == int(match[2]):
+            continue
+        try:
+            if path.stat().st_uid == os.getuid():
+                found.append(path)
+        except FileNotFoundError:
+            continue  # swept between the two looks
+    return found
 
 
 def start_time(pid: int) -> int | None:

@@ -1,0 +1,530 @@
+"""The composition root: it makes every part in order, hands each what it needs, and takes them down in reverse.
+
+    port ▸ server ▸ model found ▸ its facts ▸ plan ▸ fleet ▸ weights on the rank │ tokenizer ▸ engine ▸ ready
+
+The port comes first: one that is taken is said at once, and `/health` tells how far the load is. The worker process is
+spawned as soon as the plan is known, so that its interpreter starts beside what the engine process still has to do; the
+tokenizer is built while the weights load. One `AsyncExitStack` holds what was made: whatever goes wrong, and wherever
+Ctrl-C strikes, the same unwinding runs, and no process, name or file is left.
+
+Nothing here prints. What a person is told goes through a `Watcher`. Imports of the heavier rooms stand where they are
+needed, so that the port is bound and the first line printed before NumPy, aiohttp and the tokenizer library are in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import json
+import logging
+import os
+import re
+import socket
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from budget.facts import HostFacts, ModelShape
+from budget.host import read_host
+from budget.plan import MIB, HostPlan, Refusal, Wish, plan_host
+from homeserve.errors import BudgetError, HomeserveError, SettingError
+from homeserve.instances import Record, running, write_atomically
+from homeserve.server.context import LoadProgress, ModelInfo, ServerContext, State
+from homeserve.settings import Settings, cache_dir, flag, read_api_keys, runtime_dir
+
+if TYPE_CHECKING:
+    from homeserve.checkpoint import Checkpoint
+    from homeserve.engine.engine import Engine
+    from homeserve.engine.request import EngineLimits
+    from homeserve.fleet import Fleet
+    from homeserve.models.config import ModelConfig
+    from homeserve.text.tokenizer import Tokenizer
+    from homeserve.wire.records import Result
+
+log = logging.getLogger(__name__)
+
+PLANS_IN_FLIGHT = 2
+"""One computes while the next one lies ready: a rank never waits for the engine to read a result."""
+
+FETCH_CANCEL_S = 6.0
+"""What an interrupted fetch may take to end its helper process and remove what is half-done."""
+
+BACKLOG = 512
+"""Connections that wait in the kernel while the loop is busy."""
+
+
+class Watcher(Protocol):
+    """Who is told, in order, how a start goes."""
+
+    def on_warning(self, text: str) -> None: ...
+
+    def on_box(self, host: HostFacts) -> None: ...
+
+    def on_plan(self, model: ModelInfo, shape: ModelShape, plan: HostPlan) -> None: ...
+
+    def on_progress(self, progress: LoadProgress) -> None: ...
+
+    def on_ready(self, url: str, model: ModelInfo, seconds: float) -> None: ...
+
+
+class App:
+    """One server. `start`, then `wait_failed` while it runs, then `stop`, which is right after any of them."""
+
+    def __init__(self, settings: Settings, environ: Mapping[str, str], watcher: Watcher) -> None:
+        self.settings = settings
+        self.load_progress = LoadProgress("starting")
+        self._environ = environ
+        self._watcher = watcher
+        self._began = time.monotonic()
+        self._stack = AsyncExitStack()
+        self._state = State.LOADING
+        self._record: Record | None = None
+        self._engine: Engine | None = None
+        self._hurry = asyncio.Event()
+        self.context = ServerContext(settings, state=lambda: self.state.value, load=lambda: self.load_progress)
+
+    @property
+    def state(self) -> State:
+        if self._state is State.READY and self._engine is not None and self._engine.state == "recovering":
+            return State.RECOVERING
+        return self._state
+
+    # ------------------------------------------------------------------------------------------------------- start
+
+    async def start(self) -> None:
+        """Everything up to ready. Raises the HomeserveError of whatever cannot work; `stop` then cleans up."""
+        settings = self.settings
+        listener = listen(settings.host, settings.port, runtime_dir(self._environ))
+        self._stack.callback(listener.close)
+        url = url_of(listener)
+        self._warn_if_open(listener)
+        self._open_record(listener, url)
+        host = await asyncio.to_thread(read_host)
+        self._watcher.on_box(host)
+        await self._start_server(listener)
+        path = await self._find_model()
+        model = await self._load(path, host)
+        self.load_progress = LoadProgress("ready")
+        self._state = State.READY
+        self._write_record("ready", model.id)
+        self._write_ready_file(url, listener, model)
+        seconds = time.monotonic() - self._began
+        log.info("ready", extra={"url": url, "model": model.id, "seconds": round(seconds, 3)})
+        self._watcher.on_ready(url, model, seconds)
+
+    async def _start_server(self, listener: socket.socket) -> None:
+        from homeserve.server.application import HttpServer
+
+        server = HttpServer(self.context)
+        self._stack.push_async_callback(server.stop)
+        await server.start(listener)
+
+    async def _find_model(self) -> str:
+        from homeserve.checkpoint import names
+
+        self._progress("finding the model", None, None)
+        cache = str(cache_dir(self.settings, self._environ))
+        report = ThreadProgress(asyncio.get_running_loop(), self._progress)
+        finding = asyncio.ensure_future(
+            asyncio.to_thread(names.resolve, self.settings.model, cache_dir=cache, progress=report)
+        )
+        try:
+            return await asyncio.shield(finding)
+        except asyncio.CancelledError:
+            report.interrupted = True
+            await asyncio.wait({finding}, timeout=FETCH_CANCEL_S)
+            raise
+
+    async def _load(self, path: str, host: HostFacts) -> ModelInfo:
+        self._progress("reading the model's facts", None, None)
+        facts = await asyncio.to_thread(_read_model, path, self.settings)
+        self._stack.callback(facts.checkpoint.close)
+        plan = self._plan(facts, host)
+        model = replace(facts.info, context=plan.context)
+        self._watcher.on_plan(model, facts.shape, plan)
+        limits = engine_limits(self.settings, plan)
+        relay = Relay()
+        fleet = await self._make_fleet(limits, relay)
+        tokenizer = await self._load_both(fleet, facts, plan, limits)
+        await self._start_engine(fleet, relay, limits)
+        self.context.model = model
+        self.context.fleet = fleet
+        self.context.tokenizer = tokenizer
+        await self._start_templates(facts.checkpoint, tokenizer)
+        self.context.engine = self._engine
+        facts.checkpoint.drop_pages()
+        return model
+
+    def _plan(self, facts: ModelFacts, host: HostFacts) -> HostPlan:
+        """Raises SettingError for a context that the model was not made for, BudgetError where memory lacks."""
+        settings = self.settings
+        if settings.context > facts.info.context:
+            raise SettingError(
+                f"--context {settings.context} is more than the {facts.info.context} tokens that {facts.info.id} was"
+                " trained for",
+                field="context",
+                fix=f"use --context {facts.info.context} or less",
+            )
+        if settings.kv_tokens and settings.context > settings.kv_tokens:
+            raise SettingError(
+                f"--context {settings.context} does not fit the {settings.kv_tokens} tokens of --kv-tokens",
+                field="kv_tokens",
+                fix="raise --kv-tokens or lower --context",
+            )
+        plan = plan_host(host.memory, facts.shape, wish_of(settings))
+        if isinstance(plan, Refusal):
+            raise _budget_error(settings, plan, host)
+        return plan
+
+    async def _make_fleet(self, limits: EngineLimits, relay: Relay) -> Fleet:
+        from homeserve.engine.scheduler import plan_bytes_limit, result_bytes_limit
+        from homeserve.fleet import Fleet, FleetSpec
+        from homeserve.wire.segments import sweep
+
+        settings = self.settings
+        swept = await asyncio.to_thread(sweep)
+        if swept:
+            log.info("swept shared memory that a killed server left", extra={"names": ",".join(swept)})
+        spec = FleetSpec(
+            ranks=1,
+            backend="cpu" if settings.backend == "auto" else settings.backend,
+            device_index=0,
+            threads=settings.threads,
+            isa=settings.isa or "",
+            plans_in_flight=PLANS_IN_FLIGHT,
+            plan_timeout_s=settings.plan_timeout_s,
+            slot_bytes=plan_bytes_limit(limits),
+            report_slot_bytes=result_bytes_limit(limits),
+            fault=settings.fault,
+            capture_dir=settings.capture_dir,
+            log_level=settings.log_level.upper(),
+        )
+        fleet = Fleet(spec, relay)
+        self._stack.push_async_callback(fleet.stop)
+        return fleet
+
+    async def _load_both(self, fleet: Fleet, facts: ModelFacts, plan: HostPlan, limits: EngineLimits) -> Tokenizer:
+        """Weights on the rank and the tokenizer here, at the same time."""
+        from homeserve.wire.records import LoadSpec
+
+        spec = LoadSpec(
+            path=facts.checkpoint.path,
+            kv_slots=plan.kv_tokens,
+            kv_type=self.settings.kv_type,
+            rows=row_limit(self.settings),
+            logit_rows=logit_row_limit(self.settings),
+            lanes=limits.running,
+            lane_pages=-(-plan.context // Wish.page),
+            deterministic=self.settings.deterministic,
+        )
+
+        async def load() -> None:
+            self._progress("starting the worker", None, None)
+            await fleet.start()
+            await fleet.load(spec, self._progress)
+
+        async def build() -> Tokenizer:
+            return await asyncio.to_thread(_build_tokenizer, facts.checkpoint)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(load())
+                tokenizer = group.create_task(build())
+        except BaseExceptionGroup as failures:
+            raise _first_error(failures) from None
+        return tokenizer.result()
+
+    async def _start_engine(self, fleet: Fleet, relay: Relay, limits: EngineLimits) -> None:
+        from homeserve.engine.engine import Engine
+
+        engine = Engine(fleet, limits)
+        relay.attach(engine)
+        self._stack.push_async_callback(engine.stop)
+        await engine.start()
+        self._engine = engine
+
+    async def _start_templates(self, checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
+        from homeserve.text.templates import TemplateHost
+
+        host = TemplateHost()
+        self._stack.push_async_callback(host.stop)
+        await host.start(checkpoint.chat_templates, special_tokens(tokenizer))
+        self.context.templates = host
+
+    # -------------------------------------------------------------------------------------------------- while ready
+
+    async def wait_failed(self) -> HomeserveError:
+        """Returns the reason when the engine gave up; waits for ever otherwise."""
+        assert self._engine is not None
+        await self._engine.gave_up.wait()
+        assert self._engine.failure is not None
+        return self._engine.failure
+
+    def hurry(self) -> None:
+        """Cut open requests off instead of waiting for them."""
+        self._hurry.set()
+
+    # --------------------------------------------------------------------------------------------------------- stop
+
+    async def stop(self) -> None:
+        """Let open requests end (for `--drain-timeout-s`, or until `hurry`), then take everything down in reverse."""
+        was_ready, self._state = self._state is State.READY, State.DRAINING
+        if was_ready:
+            self._remove_ready_file()
+        try:
+            if was_ready and self._engine is not None:
+                self._write_record("draining")
+                await self._drain(self._engine)
+        finally:
+            await self._stack.aclose()
+
+    async def _drain(self, engine: Engine) -> None:
+        drain = asyncio.create_task(engine.drain(self.settings.drain_timeout_s))
+        hurry = asyncio.create_task(self._hurry.wait())
+        await asyncio.wait({drain, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (drain, hurry):
+            task.cancel()
+        await asyncio.gather(drain, hurry, return_exceptions=True)
+        if self._hurry.is_set():
+            await engine.drain(0)
+
+    # ------------------------------------------------------------------------------------------------------ progress
+
+    def _progress(self, stage: str, done_bytes: int | None, total_bytes: int | None) -> None:
+        self.load_progress = LoadProgress(stage, done_bytes, total_bytes)
+        self._watcher.on_progress(self.load_progress)
+
+    # ------------------------------------------------------------------------------------------- records and files
+
+    def _warn_if_open(self, listener: socket.socket) -> None:
+        if not read_api_keys(self.settings.api_key_file) and not is_loopback(listener):
+            self._watcher.on_warning(
+                f"everybody who reaches {listener.getsockname()[0]} can use this server: no --api-key-file is set"
+            )
+
+    def _open_record(self, listener: socket.socket, url: str) -> None:
+        port = listener.getsockname()[1]
+        self._record = Record(runtime_dir(self._environ), port, url, self.settings.model or "")
+        self._stack.callback(self._record.remove)
+        self._write_record("loading")
+
+    def _write_record(self, state: str, model: str | None = None) -> None:
+        """A folder that cannot be written costs `ps` and `down`, not the server."""
+        assert self._record is not None
+        try:
+            self._record.write(state, model)
+        except OSError as error:
+            log.warning("homeserve ps will not show this server", extra={"why": str(error)})
+
+    def _write_ready_file(self, url: str, listener: socket.socket, model: ModelInfo) -> None:
+        path = self.settings.ready_file
+        if path is None:
+            return
+        facts = {"schema": 1, "url": url, "port": listener.getsockname()[1], "pid": os.getpid(), "model": model.id}
+        try:
+            write_atomically(Path(path), json.dumps(facts) + "\n")
+        except OSError as error:
+            raise SettingError(
+                f"--ready-file: {path}: {error.strerror}", field="ready_file", fix="name a file in a folder that exists"
+            ) from None
+
+    def _remove_ready_file(self) -> None:
+        if self.settings.ready_file is not None:
+            Path(self.settings.ready_file).unlink(missing_ok=True)
+
+
+class ThreadProgress:
+    """Progress of a thread, told on the loop. A thread cannot be cancelled, but what this raises ends its fetch."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, told: Callable[[str, int, int], None]) -> None:
+        self.interrupted = False
+        self._loop = loop
+        self._told = told
+
+    def __call__(self, stage: str, done_bytes: int, total_bytes: int) -> None:
+        if self.interrupted:
+            raise InterruptedError("the start was interrupted")
+        self._loop.call_soon_threadsafe(self._told, stage, done_bytes, total_bytes)
+
+
+class Relay:
+    """The fleet's listener from before there is an engine. A rank lost while it loads is the loader's error."""
+
+    def __init__(self) -> None:
+        self._engine: Engine | None = None
+
+    def attach(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def on_results(self, seq: int, results: tuple[Result, ...]) -> None:
+        if self._engine is not None:
+            self._engine.on_results(seq, results)
+
+    def on_lost(self, rank: int, why: str, oom: bool) -> None:
+        if self._engine is not None:
+            self._engine.on_lost(rank, why, oom)
+        else:
+            log.error("worker lost before the model was loaded", extra={"rank": rank, "why": why, "oom": oom})
+
+
+# ------------------------------------------------------------------------------------------------------------ the port
+
+
+def listen(host: str, port: int, records: Path) -> socket.socket:
+    """A listening socket. Raises SettingError that names who holds a taken port where that is known."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (socket.gaierror, UnicodeError) as error:
+        raise SettingError(f"--host {host}: {error}", field="host", fix="use 127.0.0.1 or 0.0.0.0") from None
+    listener = socket.socket(family, kind)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise _port_error(host, port, error, records) from None
+    listener.setblocking(False)
+    return listener
+
+
+def _port_error(host: str, port: int, error: OSError, records: Path) -> SettingError:
+    if error.errno == errno.EADDRINUSE:
+        holder = next((instance for instance in running(records) if instance.port == port), None)
+        by = f" by homeserve (pid {holder.pid})" if holder else ""
+        stop = f"stop it with homeserve down --port {port}, or " if holder else ""
+        return SettingError(
+            f"port {port} is in use{by}", field="port", fix=f"{stop}use another one: --port 0 finds one"
+        )
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return SettingError(f"port {port}: {error.strerror}", field="port", fix="use a port over 1023")
+    return SettingError(f"cannot listen on {host}: {error.strerror}", field="host", fix="use 127.0.0.1 or 0.0.0.0")
+
+
+def url_of(listener: socket.socket) -> str:
+    """How this machine reaches the socket."""
+    address, port = listener.getsockname()[:2]
+    if ipaddress.ip_address(address).is_unspecified:
+        address = "::1" if ":" in address else "127.0.0.1"
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+
+
+def is_loopback(listener: socket.socket) -> bool:
+    return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+
+
+# ------------------------------------------------------------------------------------------------------ limits and plan
+
+
+def row_limit(settings: Settings) -> int:
+    """Rows of the largest plan: a chunk of prompts beside one row of each running request."""
+    return settings.chunk + settings.max_running
+
+
+def logit_row_limit(settings: Settings) -> int:
+    """Rows of one plan whose logits are asked for: one of each lane, and those of `echo` with logprobs."""
+    from homeserve.engine.scheduler import PROMPT_LOGPROB_ROWS
+
+    return settings.max_running + PROMPT_LOGPROB_ROWS
+
+
+def wish_of(settings: Settings) -> Wish:
+    return Wish(
+        context=settings.context,
+        kv_tokens=settings.kv_tokens,
+        running=settings.max_running,
+        rows=row_limit(settings),
+        logit_rows=logit_row_limit(settings),
+        floor_bytes=settings.floor_mib * MIB,
+    )
+
+
+def engine_limits(settings: Settings, plan: HostPlan) -> EngineLimits:
+    from homeserve.engine.request import EngineLimits
+
+    return EngineLimits(
+        context=plan.context,
+        kv_tokens=plan.kv_tokens,
+        running=settings.max_running,
+        waiting=settings.max_waiting,
+        chunk=settings.chunk,
+        prefill_delay=settings.max_prefill_delay,
+        plans_in_flight=PLANS_IN_FLIGHT,
+        prefix_cache=settings.prefix_cache,
+    )
+
+
+def _budget_error(settings: Settings, refusal: Refusal, host: HostFacts) -> BudgetError:
+    source = host.memory.limit_source
+    message = (
+        f"the model does not fit this machine: {refusal.arithmetic} (memory left under {source}, less --floor-mib)"
+    )
+    if refusal.nearest_tokens == 0:
+        return BudgetError(message, field="model", fix="use a smaller model or quantisation, or free some memory")
+    name = "context" if settings.context and not settings.kv_tokens else "kv_tokens"
+    return BudgetError(message, field=name, fix=f"the most that fits is {flag(name)} {refusal.nearest_tokens}")
+
+
+# ------------------------------------------------------------------------------------------------------------ the model
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the engine process keeps of a model: names and numbers; the tensors stay in the mapped file."""
+
+    checkpoint: Checkpoint
+    config: ModelConfig
+    info: ModelInfo
+    shape: ModelShape
+
+
+def _read_model(path: str, settings: Settings) -> ModelFacts:
+    """Open a checkpoint and read what the plan needs. Raises ModelErrors."""
+    from homeserve import checkpoint
+    from homeserve.models import facts, registry
+
+    opened = checkpoint.open(path)
+    try:
+        config = registry.family(opened.arch).config_from(opened.metadata)
+        shape = ModelShape(
+            name=settings.model_id or model_id_of(path),
+            weights_bytes=facts.weight_bytes(opened.tensors),
+            kv_bytes_per_token=facts.kv_bytes_per_token(config, settings.kv_type),
+            context=config.context,
+            hidden=config.hidden,
+            ffn=config.ffn,
+            vocab=config.vocab,
+        )
+    except HomeserveError:
+        opened.close()
+        raise
+    info = ModelInfo(shape.name, path, opened.arch, opened.quant_label, config.context, int(time.time()))
+    return ModelFacts(opened, config, info, shape)
+
+
+def model_id_of(path: str) -> str:
+    """The file's name without its ending and part number; a folder's name."""
+    name = Path(path).name
+    return re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", name, flags=re.I) or name
+
+
+def special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
+    """What templates call `bos_token` and `eos_token`."""
+    ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
+    return {name: tokenizer.token_text(token) for name, token in ids.items() if token is not None}
+
+
+def _build_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    from homeserve.text.tokenizer import Tokenizer
+
+    return Tokenizer.from_checkpoint(checkpoint)
+
+
+def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What to tell of several failures at once: the first that we know how to tell, else all of them."""
+    known = [error for error in group.exceptions if isinstance(error, HomeserveError)]
+    return known[0] if known else group

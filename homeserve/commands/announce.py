@@ -1,0 +1,69 @@
+"""What a person sees while a server starts: the box, the plan, the load, and how to use it. Log lines go elsewhere."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from typing import IO, TYPE_CHECKING
+
+from budget.facts import HostFacts, ModelShape
+from budget.plan import MIB, HostPlan, mib
+from homeserve.commands.progress import ProgressLines
+
+if TYPE_CHECKING:
+    from homeserve.server.context import LoadProgress, ModelInfo
+    from homeserve.settings import Settings
+
+GIB = 1 << 30
+
+
+class Announcer:
+    """Implements `app.Watcher` on a stream (stdout); warnings go to stderr."""
+
+    def __init__(self, settings: Settings, out: IO[str] | None = None) -> None:
+        self._settings = settings
+        self._out = out or sys.stdout
+        self._progress = ProgressLines(self._out)
+
+    def on_warning(self, text: str) -> None:
+        print(f"warning: {text}", file=sys.stderr, flush=True)
+
+    def on_box(self, host: HostFacts) -> None:
+        memory, cpu = host.memory, host.cpu
+        cores = f"{cpu.usable} core{'s' * (cpu.usable != 1)}"
+        if cpu.usable < cpu.logical:
+            cores = f"{cpu.usable} of {cpu.logical} cores"
+        free = f"{memory.available_bytes / GIB:.1f} of {memory.limit_bytes / GIB:.1f} GiB free"
+        self._say("box", " · ".join((cpu.name, cores, free, cpu.isa)))
+
+    def on_plan(self, model: ModelInfo, shape: ModelShape, plan: HostPlan) -> None:
+        self._say("model", f"{model.id} · {model.arch} {model.quant} · {mib(shape.weights_bytes)} MiB")
+        pool = f"{plan.kv_tokens} tokens of {self._settings.kv_type} KV"
+        self._say("plan", f"context {plan.context} · {pool} · {self._settings.max_running} requests at once")
+        held = " + ".join(f"{line.name} {mib(line.bytes)}" for line in plan.lines)
+        self._say("", f"{held} = {mib(plan.total_bytes)} of {plan.ceiling_bytes // MIB} MiB")
+
+    def on_progress(self, progress: LoadProgress) -> None:
+        self._progress.update(progress.stage, progress.done_bytes, progress.total_bytes)
+
+    def on_ready(self, url: str, model: ModelInfo, seconds: float) -> None:
+        self.close()
+        self._say("ready", f"in {seconds:.1f} s: {url} serves {model.id}")
+        print(f"\nTry it:\n\n  {curl(url, model.id, self._settings.api_key_file)}\n", file=self._out)
+        print(f"or open {url} in a browser. Ctrl-C stops the server.", file=self._out, flush=True)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        self._progress.close()
+
+    def _say(self, head: str, text: str) -> None:
+        print(f"{head:6} {text}", file=self._out, flush=True)
+
+
+def curl(url: str, model: str, key_file: str | None) -> str:
+    """A command that can be pasted as it stands. A key is read from its file, never shown."""
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    body = json.dumps({"model": model, "messages": question, "temperature": 0})
+    key = f" -H \"Authorization: Bearer $(grep -m1 '^[^#]' {shlex.quote(key_file)})\"" if key_file else ""
+    return f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"

@@ -1,0 +1,240 @@
+"""Say what was found on this machine, what homeserve will use of it, and what is missing.
+
+Exit code 0 unless something is missing without which no server starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from budget.facts import HostFacts
+from budget.host import read_host
+from homeserve.errors import HomeserveError, SettingError
+from homeserve.settings import Settings, cache_dir, resolve
+
+if TYPE_CHECKING:
+    import argparse
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+_PYTHON = (3, 11)
+_SHARED_MEMORY_BYTES = 32 * MIB
+"""What the rings of one server take at most, with a margin."""
+_CACHE_BYTES = 256 * MIB
+"""Room for the default model while it is fetched."""
+_LEVELS = ("avx512vnni", "avx512", "avx2", "baseline")
+_PACKAGES = ("aiohttp", "msgspec", "numpy", "tokenizers", "jinja2", "prometheus-client", "huggingface-hub", "rich")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at. `fatal`: without it no server starts."""
+
+    name: str
+    ok: bool
+    why: str
+    fix: str | None = None
+    fatal: bool = False
+
+    def as_json(self) -> dict[str, object]:
+        return {"name": self.name, "ok": self.ok, "why": self.why, "fix": self.fix, "fatal": self.fatal}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print {checks: [{name, ok, why, fix}]}")
+
+
+def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    checks = list(examine(environ, Path.cwd()))
+    bad = any(check.fatal and not check.ok for check in checks)
+    if args.json:
+        from homeserve.wire.faults import ACTIONS, STEPS
+
+        faults = {"steps": list(STEPS), "actions": list(ACTIONS)}
+        print(json.dumps({"schema": 1, "ok": not bad, "checks": [c.as_json() for c in checks], "faults": faults}))
+        return 2 if bad else 0
+    for check in checks:
+        mark = "ok" if check.ok else "FAIL" if check.fatal else "note"
+        print(f"{mark:4}  {check.name:14} {check.why}")
+        if check.fix and not check.ok:
+            print(f"{'':20} {check.fix}")
+    print("\n" + ("something is missing: see FAIL above" if bad else "homeserve up should work here"))
+    return 2 if bad else 0
+
+
+def examine(environ: Mapping[str, str], cwd: Path) -> Iterator[Check]:
+    """Every check, in the order of a start. A check that itself fails is a failed check, never an exception."""
+    import argparse
+
+    settings_check, settings = _settings(argparse.Namespace(), environ, cwd)
+    yield settings_check
+    host = read_host()
+    cache = cache_dir(settings, environ)
+    checks: dict[str, Callable[[], Check]] = {
+        "python": _python,
+        "own packages": _own_packages,
+        "packages": _requirements,
+        "cpu kernels": lambda: _native(host),
+        "cores": lambda: _cores(host),
+        "memory": lambda: _memory(host),
+        "huge pages": _huge_pages,
+        "shared memory": _shared_memory,
+        "leftovers": _leftovers,
+        "cache folder": lambda: _cache(cache),
+        "default model": lambda: _default_model(cache),
+        "port": lambda: _port(settings),
+    }
+    for name, check in checks.items():
+        try:
+            yield check()
+        except (OSError, HomeserveError) as error:
+            yield Check(name, False, f"could not be looked at: {error}")
+
+
+def _settings(flags: argparse.Namespace, environ: Mapping[str, str], cwd: Path) -> tuple[Check, Settings]:
+    try:
+        settings = resolve(flags, environ, cwd)
+    except SettingError as error:
+        return Check("settings", False, error.message, error.fix, fatal=True), Settings()
+    if settings.warnings:
+        return Check("settings", False, "; ".join(settings.warnings), "correct or unset them"), settings
+    said = ", ".join(f"{name} by {source}" for name, source in settings.sources.items())
+    return Check("settings", True, said or "all defaults"), settings
+
+
+def _python() -> Check:
+    found = f"{platform.python_implementation()} {platform.python_version()} at {sys.executable}"
+    ok = sys.version_info >= _PYTHON
+    return Check("python", ok, found, "use Python 3.11 or newer", fatal=True)
+
+
+def _own_packages() -> Check:
+    import backends
+    import budget
+
+    places = {Path(module.__file__ or "?").parent for module in (backends, budget)}
+    where = ", ".join(sorted(str(place) for place in places))
+    return Check("own packages", True, f"backends and budget are homeserve's: {where}")
+
+
+def _requirements() -> Check:
+    found, missing = [], []
+    for name in _PACKAGES:
+        try:
+            found.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        return Check("packages", False, f"missing: {', '.join(missing)}", "install homeserve again", fatal=True)
+    return Check("packages", True, ", ".join(found))
+
+
+def native_folder() -> Path:
+    """Where the build put the native CPU libraries, found without importing the backend."""
+    import backends
+
+    return Path(backends.__file__ or "").parent / "cpu" / "lib"
+
+
+def _native(host: HostFacts) -> Check:
+    folder = native_folder()
+    endings = (".so", ".dylib")
+    there = [level for level in _LEVELS if any((folder / f"libhomeserve_cpu_{level}{end}").exists() for end in endings)]
+    if not there:
+        fix = "install a C++ compiler (Debian, Ubuntu: apt install g++) and install homeserve again"
+        return Check("cpu kernels", False, f"no native library in {folder}", fix, fatal=True)
+    usable = [level for level in there if _LEVELS.index(level) >= _LEVELS.index(host.cpu.isa)]
+    if not usable:
+        return Check("cpu kernels", False, f"{', '.join(there)} are built, this CPU runs {host.cpu.isa}", fatal=True)
+    why = f"{usable[0]} is used; built: {', '.join(there)}; this CPU can run {host.cpu.isa}"
+    better = f"build the {host.cpu.isa} kernels: install homeserve again here"
+    return Check("cpu kernels", usable[0] == host.cpu.isa, why, better)
+
+
+def _cores(host: HostFacts) -> Check:
+    cpu = host.cpu
+    why = f"{cpu.usable} of {cpu.logical} ({cpu.name}); by {cpu.source}"
+    return Check("cores", True, why)
+
+
+def _memory(host: HostFacts) -> Check:
+    memory = host.memory
+    free, limit = memory.available_bytes / GIB, memory.limit_bytes / GIB
+    why = f"{free:.1f} GiB free of {limit:.1f} GiB; the limit is set by {memory.limit_source}"
+    return Check("memory", memory.available_bytes >= GIB // 2, why, "free some memory, or raise the limit")
+
+
+def _huge_pages() -> Check:
+    path = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    try:
+        text = path.read_text()
+    except OSError:
+        return Check("huge pages", True, "this system does not tell")
+    chosen = text.partition("[")[2].partition("]")[0]
+    fix = f"for faster weights: echo madvise | sudo tee {path}"
+    return Check("huge pages", chosen in ("always", "madvise"), f"transparent huge pages: {chosen or 'unknown'}", fix)
+
+
+def _shared_memory() -> Check:
+    from homeserve.wire.segments import folder
+
+    where = folder()
+    fix = "enlarge it (docker: --shm-size=256m)"
+    try:
+        space = os.statvfs(where)
+    except OSError as error:
+        return Check("shared memory", False, f"{where}: {error.strerror}", fix, fatal=True)
+    free = space.f_bavail * space.f_frsize
+    if not os.access(where, os.W_OK):
+        return Check("shared memory", False, f"{where} cannot be written", "mount /dev/shm writable", fatal=True)
+    return Check("shared memory", free >= _SHARED_MEMORY_BYTES, f"{where}: {free // MIB} MiB free", fix, fatal=True)
+
+
+def _leftovers() -> Check:
+    from homeserve.wire.segments import stale
+
+    left = [path.name for path in stale()]
+    if not left:
+        return Check("leftovers", True, "no shared memory of a killed server")
+    return Check("leftovers", False, f"a killed server left {', '.join(left)}", "the next homeserve up sweeps them")
+
+
+def _cache(folder: Path) -> Check:
+    there = folder
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not os.access(there, os.W_OK):
+        return Check("cache folder", False, f"{folder} cannot be written", "set HOMESERVE_CACHE to one that can")
+    space = os.statvfs(there)
+    free = space.f_bavail * space.f_frsize
+    why = f"{folder}: {free / GIB:.1f} GiB free"
+    return Check("cache folder", free >= _CACHE_BYTES, why, "make room, or set HOMESERVE_CACHE to another folder")
+
+
+def _default_model(cache: Path) -> Check:
+    from homeserve.checkpoint.packaged_model import SMOLLM2_135M
+
+    path = cache / "models" / SMOLLM2_135M.file_name
+    if path.exists() and path.stat().st_size == SMOLLM2_135M.member_bytes:
+        return Check("default model", True, str(path))
+    size = SMOLLM2_135M.wheel_bytes // MIB
+    return Check("default model", False, f"not fetched yet ({size} MiB)", "homeserve pull fetches it, or the first up")
+
+
+def _port(settings: Settings) -> Check:
+    from homeserve.app import listen
+
+    try:
+        listen(settings.host, settings.port, Path("/nonexistent")).close()
+    except HomeserveError as error:
+        return Check("port", False, error.message, error.fix)
+    return Check("port", True, f"{settings.host}:{settings.port} is free")

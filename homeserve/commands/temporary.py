@@ -1,0 +1,59 @@
+"""A server of this command's own: started on a free port, stopped with the command."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from homeserve.errors import SettingError, WorkerStartError
+
+_POLL_S = 0.02
+_STOP_S = 45.0
+_TAIL_BYTES = 4096
+
+
+class TemporaryServer:
+    """`start` returns the URL once requests are answered. Both methods may be interrupted; `stop` then cleans up."""
+
+    def __init__(self, model: str | None) -> None:
+        self._command = [sys.executable, "-P", "-m", "homeserve", "up", "--port", "0", "--log-level", "warning"]
+        self._model = [model] if model else []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="homeserve-chat-")
+
+    def start(self) -> str:
+        """Raises an error with what the server said when it does not come up; a download may take its time."""
+        folder = Path(self._folder.name)
+        ready, said = folder / "ready.json", folder / "stderr"
+        with said.open("wb") as err:
+            # In a session of its own: the terminal's Ctrl-C is for this command, which then stops the server.
+            self._process = subprocess.Popen(
+                [*self._command, "--ready-file", str(ready), *self._model],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=err,
+                start_new_session=True,
+            )
+        while not ready.exists():
+            if self._process.poll() is not None:
+                text = said.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip()
+                kind = SettingError if self._process.returncode == SettingError.exit_code else WorkerStartError
+                raise kind(f"the temporary server did not start:\n{text}")
+            time.sleep(_POLL_S)
+        return str(json.loads(ready.read_text())["url"])
+
+    def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._folder.cleanup()
