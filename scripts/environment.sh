@@ -81,35 +81,40 @@ require_tools() {
     fi
 }
 
-# The digest of what the package is built from, whether or not this is a git checkout.
-source_digest() {
+# wanted_stamp PYTHON EXTRAS: what the stamp of an up-to-date environment holds. The files are those that the package is
+# built from, whether or not this is a git checkout.
+wanted_stamp() {
     (
         cd "$ROOT"
         find pyproject.toml CMakeLists.txt README.md LICENSE homeserve backends budget cuda_kernels hip_kernels \
             -type f ! -path '*/__pycache__/*' ! -name '*.so' ! -name '*.dylib' -print0 2>/dev/null |
-            LC_ALL=C sort -z | xargs -0 "$PYTHON" -I -S -c '
+            LC_ALL=C sort -z | "$1" -I -S -c '
 import hashlib, sys
 total = hashlib.sha256()
-for path in sys.argv[1:]:
-    total.update(path.encode() + b"\0")
+for path in sys.stdin.buffer.read().split(b"\0")[:-1]:
+    total.update(path + b"\0")
     with open(path, "rb") as file:
         total.update(hashlib.sha256(file.read()).digest())
-print(total.hexdigest())'
+print(total.hexdigest(), "extras=" + sys.argv[1], " ".join(sys.version.split()))' "$2"
     )
 }
 
-# make_environment FOLDER EXTRAS: a virtual environment with this checkout and the extras installed, if it is not yet so.
+# up_to_date FOLDER EXTRAS: whether the environment's stamp is the wanted one.
+up_to_date() {
+    [[ -x "$1/bin/python" && -f "$1/stamp" ]] && [[ "$(cat "$1/stamp")" == "$(wanted_stamp "$1/bin/python" "$2")" ]]
+}
+
+# make_environment FOLDER EXTRAS: a virtual environment with this checkout and the extras installed, if it is not so yet.
+# An environment that is up to date needs neither Python of the system nor a compiler, so those are asked for after.
 make_environment() {
-    local folder=$1 extras=$2 stamp
-    stamp="$(source_digest) extras=$extras $("$PYTHON" -c 'import sys; print(sys.version)' | tr '\n' ' ')"
-    if [[ -x "$folder/bin/python" && -f "$folder/stamp" && "$(cat "$folder/stamp")" == "$stamp" ]]; then
-        return 0
-    fi
+    local folder=$1 extras=$2
+    up_to_date "$folder" "$extras" && return 0
+    require_tools
     # Two starts at once would build into the same folder; the second one waits and then finds the work done.
     if command -v flock >/dev/null; then
         exec 9>"$folder.lock"
         flock -w 1800 9
-        if [[ -f "$folder/stamp" && "$(cat "$folder/stamp")" == "$stamp" ]]; then
+        if up_to_date "$folder" "$extras"; then
             exec 9>&-
             return 0
         fi
@@ -122,10 +127,10 @@ make_environment() {
     rm -f "$folder/stamp"
     # The build tools live in the environment, so that the persistent build folder always sees the same CMake and a
     # second install compiles only what changed.
+    say "compiling and installing homeserve (a minute or two the first time)"
     pip_install "$folder" 'scikit-build-core>=0.11,<2' 'cmake>=3.22,<5' 'ninja>=1.11,<2'
-    say "compiling and installing homeserve (about a minute the first time)"
     PATH="$folder/bin:$PATH" pip_install "$folder" --no-build-isolation "$ROOT${extras:+[$extras]}"
-    printf '%s\n' "$stamp" >"$folder/stamp"
+    wanted_stamp "$folder/bin/python" "$extras" >"$folder/stamp"
     if [[ -e "$folder.lock" ]]; then
         exec 9>&-
     fi
