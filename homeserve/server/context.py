@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from homeserve.text.tokenizer import Tokenizer
 
 
-class State(str, Enum):
+class State(StrEnum):
     """Life of the application as clients see it."""
 
     LOADING = "loading"

@@ -1,0 +1,100 @@
+"""The HTTP server: the route table, and the life of the listening server."""
+
+from __future__ import annotations
+
+import logging
+import socket
+
+from aiohttp import web
+
+from homeserve.server.context import ServerContext
+from homeserve.server.edge import edge, headers_of_every_answer
+from homeserve.server.health import get_health, get_metrics, get_ready, get_version
+from homeserve.server.keys import KeyRing
+from homeserve.server.openai import get_model, get_models, post_chat_completions, post_completions
+from homeserve.server.page import FILES, Page
+from homeserve.server.parts import PARTS, Parts
+from homeserve.server.status import get_census, get_status
+from homeserve.server.tokens import post_detokenize, post_tokenize
+from homeserve.settings import read_api_keys
+
+KEEPALIVE_S = 75.0
+"""How long a connection may idle, or take to send its first header."""
+LINGER_S = 5.0
+"""How long the unread rest of a refused body is read and thrown away, so that the client sees the answer."""
+HEADERS_LIMIT = 128
+SHUTDOWN_S = 5.0
+"""How long handlers may take to end once the server stops; the engine has drained by then."""
+
+
+def build_application(context: ServerContext) -> web.Application:
+    """Every route. Raises SettingError for an API key file that cannot be used."""
+    settings = context.settings
+    keys = KeyRing(read_api_keys(settings.api_key_file))
+    application = web.Application(middlewares=[edge(keys)], client_max_size=settings.body_limit_bytes)
+    application[PARTS] = Parts(context)
+    application.on_response_prepare.append(headers_of_every_answer())
+    add = application.router
+    add.add_get("/v1/models", get_models)
+    add.add_get("/v1/models/{id:.+}", get_model)
+    add.add_post("/v1/chat/completions", post_chat_completions)
+    add.add_post("/v1/completions", post_completions)
+    add.add_post("/tokenize", post_tokenize)
+    add.add_post("/detokenize", post_detokenize)
+    add.add_get("/health", get_health)
+    add.add_get("/ready", get_ready)
+    add.add_get("/metrics", get_metrics)
+    add.add_get("/version", get_version)
+    add.add_get("/v1/homeserve/status", get_status)
+    add.add_get("/v1/homeserve/census", get_census)
+    page = Page()
+    for path in FILES:
+        add.add_get(path, page.get)
+    return application
+
+
+class HttpServer:
+    """Serves `context` on a listening socket. `start`, then `stop`; the socket stays its owner's to close."""
+
+    def __init__(self, context: ServerContext) -> None:
+        header_bytes = context.settings.header_limit_bytes
+        self._runner = web.AppRunner(
+            build_application(context),
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=KEEPALIVE_S,
+            lingering_time=LINGER_S,
+            max_line_size=header_bytes,
+            max_field_size=header_bytes,
+            max_headers=HEADERS_LIMIT,
+            shutdown_timeout=SHUTDOWN_S,
+            logger=_wire_log(),
+        )
+
+    async def start(self, listener: socket.socket) -> int:
+        """Answer requests on `listener` (bound, listening). Returns its port."""
+        await self._runner.setup()
+        await web.SockSite(self._runner, listener).start()
+        port: int = listener.getsockname()[1]
+        return port
+
+    async def stop(self) -> None:
+        """Take no new connections, let handlers end, cancel those that do not. Right after any state of `start`."""
+        await self._runner.cleanup()
+
+
+def _wire_log() -> logging.Logger:
+    """Where the HTTP library tells of broken requests: one line each, no traceback, for the fault is the client's."""
+    log = logging.Logger("homeserve.server.http", logging.DEBUG)
+    log.parent = logging.getLogger("homeserve.server")
+    log.addFilter(_brief)
+    return log
+
+
+def _brief(record: logging.LogRecord) -> bool:
+    if record.exc_info and record.exc_info[1] is not None:
+        record.msg = f"{record.getMessage()}: {type(record.exc_info[1]).__name__}"
+        record.args = ()
+        record.exc_info = None
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+    return record.levelno >= logging.WARNING

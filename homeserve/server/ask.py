@@ -1,0 +1,159 @@
+"""What one request asks of the engine: its fields, checked against the model, as `GenerateCall`s and reading rules.
+
+Seeds. The same seed gives the same answer; a request without one draws its own. Choice 0 uses the seed itself, so that
+`n: 4` begins with what `n: 1` would have said; choice k > 0 uses `derived_seed(seed, k)`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from homeserve.engine.request import GenerateCall
+from homeserve.errors import ContextOverflow, InvalidField
+from homeserve.server.fields import ChatRequest, Common, CompletionRequest
+from homeserve.server.prompts import Prompt
+from homeserve.wire.records import Sampling
+
+if TYPE_CHECKING:
+    from homeserve.text.tokenizer import Tokenizer
+
+SEQUENCES_LIMIT = 128
+"""Most sequences (prompts times choices) of one request."""
+_SEED_MASK = 2**63 - 1
+_WORD = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class Ask:
+    """`calls` holds prompt p's choice k at index `p * n + k`, which is also the index of the choice in the answer.
+
+    `logprobs` -1: none; else how many alternatives each token comes with. `silent` answers with no generated text (a
+    completion of 0 tokens: the engine draws one, which is dropped).
+    """
+
+    prompts: tuple[Prompt, ...]
+    n: int
+    calls: tuple[GenerateCall, ...]
+    stops: tuple[str, ...]
+    logprobs: int = -1
+    echo: bool = False
+    silent: bool = False
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    token_ids: bool = False
+
+    def prompt_of(self, index: int) -> Prompt:
+        return self.prompts[index // self.n]
+
+
+def derived_seed(seed: int, choice: int) -> int:
+    """The seed of choice `choice`: the seed itself for 0, else a mix of both (the finaliser of SplitMix64)."""
+    if choice == 0:
+        return seed & _SEED_MASK
+    z = (seed + choice * 0x9E3779B97F4A7C15) & _WORD
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _WORD
+    return (z ^ (z >> 31)) & _SEED_MASK
+
+
+def make_ask(
+    fields: ChatRequest | CompletionRequest,
+    prompts: list[Prompt],
+    tokenizer: Tokenizer,
+    *,
+    context: int,
+    request_id: str,
+) -> Ask:
+    """Raises InvalidField, ContextOverflow. `context` is the most tokens of prompt and answer together."""
+    n = fields.n or 1
+    if n * len(prompts) > SEQUENCES_LIMIT:
+        raise InvalidField("n", f"{len(prompts)} prompts times {n} choices is more than {SEQUENCES_LIMIT}")
+    echo = isinstance(fields, CompletionRequest) and bool(fields.echo)
+    wanted = _wanted_tokens(fields)
+    logprobs = _logprobs(fields)
+    stream = fields.stream_options if fields.stream else None
+    seed = secrets.randbits(63) if fields.seed is None else fields.seed
+    calls = []
+    for p, prompt in enumerate(prompts):
+        room = context - len(prompt.ids)
+        if room < 1:
+            raise ContextOverflow(len(prompt.ids), context, "messages" if isinstance(fields, ChatRequest) else "prompt")
+        max_tokens = min(max(1, wanted), room) if wanted is not None else room
+        for k in range(n):
+            sampling, end_tokens = _sampling(fields, tokenizer, derived_seed(seed, k), logprobs, max_tokens)
+            calls.append(
+                GenerateCall(
+                    request_id=f"{request_id}.{p * n + k}",
+                    prompt=prompt.ids,
+                    sampling=sampling,
+                    max_tokens=max_tokens,
+                    end_tokens=end_tokens,
+                    prompt_logprobs=logprobs if echo else -1,
+                )
+            )
+    return Ask(
+        prompts=tuple(prompts),
+        n=n,
+        calls=tuple(calls),
+        stops=_stops(fields),
+        logprobs=logprobs,
+        echo=echo,
+        silent=wanted == 0,
+        stream=bool(fields.stream),
+        include_usage=bool(stream and stream.include_usage),
+        continuous_usage=bool(stream and stream.continuous_usage_stats),
+        token_ids=bool(fields.return_token_ids),
+    )
+
+
+def _wanted_tokens(fields: ChatRequest | CompletionRequest) -> int | None:
+    """The tighter of the two names for the same limit."""
+    said = [limit for limit in (fields.max_completion_tokens, fields.max_tokens) if limit is not None]
+    return min(said) if said else None
+
+
+def _logprobs(fields: ChatRequest | CompletionRequest) -> int:
+    if isinstance(fields, ChatRequest):
+        return (fields.top_logprobs or 0) if fields.logprobs else -1
+    return -1 if fields.logprobs is None else fields.logprobs
+
+
+def _stops(fields: Common) -> tuple[str, ...]:
+    stop = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
+    return tuple(text for text in stop if text)
+
+
+def _sampling(
+    fields: Common, tokenizer: Tokenizer, seed: int, logprobs: int, max_tokens: int
+) -> tuple[Sampling, frozenset[int]]:
+    """How to draw, and the tokens that end the sequence.
+
+    Under `ignore_eos` no end token can be drawn at all (`forbidden` for as long as the sequence lasts), so that
+    exactly `max_tokens` come out. A `top_p` of 0 keeps the most likely token alone, which is what `top_k` 1 says.
+    """
+    end_tokens = tokenizer.end_ids | frozenset(fields.stop_token_ids or ())
+    min_tokens = max_tokens if fields.ignore_eos else min(fields.min_tokens or 0, max_tokens)
+    bias = tuple(sorted((fields.logit_bias or {}).items()))
+    for token, _ in bias:
+        if not 0 <= token < tokenizer.vocab_size:
+            raise InvalidField("logit_bias", f"{token} is no token id of this model (0 to {tokenizer.vocab_size - 1})")
+    top_p = 1.0 if fields.top_p is None else fields.top_p
+    sampling = Sampling(
+        temperature=1.0 if fields.temperature is None else fields.temperature,
+        top_k=1 if top_p == 0 else max(0, fields.top_k or 0),
+        top_p=top_p or 1.0,
+        min_p=fields.min_p or 0.0,
+        typical_p=fields.typical_p or 1.0,
+        repetition_penalty=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        seed=seed,
+        logit_bias=bias,
+        top_logprobs=logprobs,
+        forbidden=tuple(sorted(end_tokens)) if min_tokens else (),
+        min_tokens=min_tokens,
+    )
+    return sampling, frozenset() if fields.ignore_eos else end_tokens

@@ -1,0 +1,95 @@
+"""The edge of the server: what surrounds every handler. Request id, API key, and one shape for every error.
+
+An error of the tree becomes its status and the OpenAI body. Anything else that escapes a handler is our bug: it becomes
+a 500 that tells the request id and nothing more, and its traceback goes to the log under that id.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from homeserve.errors import BodyTooLarge, RequestError, RequestFailed, UnknownRoute, WrongMethod
+from homeserve.server.bodies import json_response
+from homeserve.server.keys import KeyRing
+from homeserve.server.parts import PARTS
+
+log = logging.getLogger("homeserve.server")
+
+_REQUEST_ID = "homeserve.request_id"
+_CLIENT_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+def request_id_of(request: web.Request) -> str:
+    request_id: str = request[_REQUEST_ID]
+    return request_id
+
+
+def error_response(error: RequestError) -> web.Response:
+    headers = {}
+    retry_after_s = getattr(error, "retry_after_s", None)
+    if retry_after_s is not None:
+        headers["Retry-After"] = str(retry_after_s)
+    if isinstance(error, WrongMethod):
+        headers["Allow"] = ", ".join(error.allowed)
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    response = json_response(error.as_body(), status=error.status, headers=headers)
+    if isinstance(error, BodyTooLarge):
+        response.force_close()
+    return response
+
+
+def edge(keys: KeyRing) -> Middleware:
+    """The middleware of one application."""
+
+    @web.middleware
+    async def around(request: web.Request, handler: Handler) -> web.StreamResponse:
+        request_id = _request_id(request.headers.get("x-request-id"))
+        request[_REQUEST_ID] = request_id
+        response = await _answer(request, handler, keys, request_id)
+        if not response.prepared:
+            response.headers["x-request-id"] = request_id
+        request.app[PARTS].metrics.count_response(response.status)
+        return response
+
+    return around
+
+
+async def _answer(request: web.Request, handler: Handler, keys: KeyRing, request_id: str) -> web.StreamResponse:
+    try:
+        keys.check(request.path, request.headers)
+        return await handler(request)
+    except RequestError as error:
+        return error_response(error)
+    except web.HTTPNotFound:
+        return error_response(UnknownRoute(request.path))
+    except web.HTTPMethodNotAllowed as error:
+        return error_response(WrongMethod(request.method, tuple(sorted(error.allowed_methods))))
+    except (web.HTTPException, ConnectionError):
+        raise
+    except Exception:
+        log.exception("request %s: %s %s failed", request_id, request.method, request.path)
+        return error_response(RequestFailed(request_id))
+
+
+def _request_id(given: str | None) -> str:
+    """The client's own id where it is a plain word, else a new one."""
+    if given is not None and _CLIENT_ID.fullmatch(given):
+        return given
+    return secrets.token_hex(12)
+
+
+def headers_of_every_answer() -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    """Signal handler: names the server without its versions."""
+
+    async def on_prepare(request: web.Request, response: web.StreamResponse) -> None:
+        response.headers["Server"] = "homeserve"
+        response.headers["X-Content-Type-Options"] = "nosniff"
+
+    return on_prepare

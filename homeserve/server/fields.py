@@ -1,0 +1,180 @@
+"""The fields of a request: names, types and ranges, as msgspec structs. What is written here is all that is checked by
+type; what needs the model (token ids, context) is checked where the model is known.
+
+Every field may be null, which means "not said". Fields that this version cannot honour and that would change the answer
+are refused by name (`refused`), never dropped: a client that asked for JSON must not get prose.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from homeserve.errors import InvalidField
+from homeserve.server.bodies import depth_of
+
+CHOICES_LIMIT = 16
+PROMPTS_LIMIT = 128
+STOPS_LIMIT = 16
+LOGPROBS_LIMIT = 20
+MESSAGES_LIMIT = 4096
+TOOLS_LIMIT = 128
+DEPTH_LIMIT = 64
+"""Levels of nesting in values that are handed on as they are (tools, template arguments)."""
+
+_Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+_Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+_Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_Share = Annotated[float, Meta(ge=0, le=1)]
+_Penalty = Annotated[float, Meta(ge=-2, le=2)]
+_Stop = Annotated[str, Meta(max_length=1024)]
+_Stops = Annotated[list[_Stop], Meta(max_length=STOPS_LIMIT)]
+_Bias = Annotated[float, Meta(ge=-100, le=100)]
+_Objects = list[dict[str, Any]]
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Common(msgspec.Struct, kw_only=True):
+    """What chat and completions share."""
+
+    model: str | None = None
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    top_p: _Share | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: _Share | None = None
+    typical_p: _Share | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    logit_bias: Annotated[dict[int, _Bias], Meta(max_length=1024)] | None = None
+    seed: _Seed | None = None
+    n: Annotated[int, Meta(ge=1, le=CHOICES_LIMIT)] | None = None
+    stop: _Stop | _Stops | None = None
+    stop_token_ids: Annotated[list[_Count], Meta(max_length=128)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: _Count | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    cache_prompt: bool | None = None
+    """Accepted for bench tools; whether prompts are cached is the server's setting."""
+    user: str | None = None
+    response_format: dict[str, Any] | None = None
+    grammar: Any = None
+    json_schema: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+
+
+class FunctionCall(msgspec.Struct, kw_only=True):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    function: FunctionCall
+    id: str | None = None
+    type: str | None = None
+
+
+class Part(msgspec.Struct, kw_only=True):
+    """A part of a message's content; only text is known."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(msgspec.Struct, kw_only=True):
+    role: str
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class ChatRequest(Common, kw_only=True):
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MESSAGES_LIMIT)]
+    max_tokens: _Positive | None = None
+    max_completion_tokens: _Positive | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_LIMIT)] | None = None
+    tools: Annotated[_Objects, Meta(max_length=TOOLS_LIMIT)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    modalities: list[str] | None = None
+
+
+class CompletionRequest(Common, kw_only=True):
+    prompt: str | list[str | int | list[int]]
+    max_tokens: _Count | None = None
+    max_completion_tokens: _Count | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_LIMIT)] | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: _Positive | None = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MESSAGES_LIMIT)] | None = None
+    add_special: bool | None = None
+    tools: Annotated[_Objects, Meta(max_length=TOOLS_LIMIT)] | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    tokens: list[_Count]
+    model: str | None = None
+
+
+_CONSTRAINTS = ("grammar", "json_schema", "structured_outputs") + tuple(
+    f"guided_{what}" for what in ("json", "regex", "choice", "grammar")
+)
+_LATER = "is not supported by this version"
+
+
+def refuse_unsupported(fields: Common) -> None:
+    """Raises InvalidField for what is understood, would change the answer, and cannot be honoured yet."""
+    for name in _CONSTRAINTS:
+        if getattr(fields, name) is not None:
+            raise InvalidField(name, f"constrained output {_LATER}")
+    wanted = fields.response_format
+    if wanted is not None and wanted.get("type") != "text":
+        raise InvalidField("response_format", f"type {wanted.get('type')!r} {_LATER}; use 'text' or leave it out")
+    if isinstance(fields, ChatRequest):
+        _refuse_chat(fields)
+    if isinstance(fields, CompletionRequest):
+        _refuse_completion(fields)
+
+
+def _refuse_chat(fields: ChatRequest) -> None:
+    if fields.top_logprobs is not None and not fields.logprobs:
+        raise InvalidField("top_logprobs", "needs logprobs: true")
+    if fields.modalities is not None and fields.modalities != ["text"]:
+        raise InvalidField("modalities", "only text is supported")
+    if fields.tool_choice not in (None, "none", "auto"):
+        raise InvalidField("tool_choice", f"forcing a tool call {_LATER}; use 'auto' or 'none'")
+    for name in ("tools", "chat_template_kwargs"):
+        if not depth_of(getattr(fields, name), DEPTH_LIMIT):
+            raise InvalidField(name, f"is nested more than {DEPTH_LIMIT} levels deep")
+
+
+def _refuse_completion(fields: CompletionRequest) -> None:
+    if fields.suffix:
+        raise InvalidField("suffix", f"filling a gap {_LATER}")
+    if fields.best_of is not None and fields.best_of > (fields.n or 1):
+        raise InvalidField("best_of", f"more candidates than n {_LATER}")

@@ -1,0 +1,95 @@
+"""The OpenAI routes: `/v1/models`, `/v1/chat/completions`, `/v1/completions`."""
+
+from __future__ import annotations
+
+import itertools
+
+from aiohttp import web
+
+from homeserve.errors import UnknownModel
+from homeserve.server.ask import make_ask
+from homeserve.server.bodies import json_response, read_body
+from homeserve.server.context import ModelInfo
+from homeserve.server.edge import request_id_of
+from homeserve.server.fields import ChatRequest, CompletionRequest, refuse_unsupported
+from homeserve.server.parts import PARTS, check_model
+from homeserve.server.prompts import chat_prompt, completion_prompts
+from homeserve.server.respond import respond
+from homeserve.server.shapes import ChatShape, CompletionShape
+
+_serial = itertools.count(1)
+"""Makes the engine's ids of requests unique although clients may repeat theirs."""
+
+
+async def get_models(request: web.Request) -> web.StreamResponse:
+    model = request.app[PARTS].context.model
+    return json_response({"object": "list", "data": [_model_object(model)] if model is not None else []})
+
+
+async def get_model(request: web.Request) -> web.StreamResponse:
+    model = request.app[PARTS].context.model
+    asked = request.match_info["id"]
+    if model is None or asked != model.id:
+        raise UnknownModel(asked, (model.id,) if model is not None else ())
+    return json_response(_model_object(model))
+
+
+def _model_object(model: ModelInfo) -> dict[str, object]:
+    return {
+        "id": model.id,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "homeserve",
+        "max_model_len": model.context,
+        "homeserve": {"state": "loaded", "arch": model.arch, "quant": model.quant},
+    }
+
+
+async def post_chat_completions(request: web.Request) -> web.StreamResponse:
+    parts = request.app[PARTS]
+    served = parts.taking_requests()
+    body = await read_body(request, parts.context.settings.body_limit_bytes)
+    fields = parts.decoder.decode(body, ChatRequest)
+    check_model(fields.model, served)
+    refuse_unsupported(fields)
+    arguments = dict(fields.chat_template_kwargs or {})
+    if fields.reasoning_effort is not None:
+        arguments.setdefault("reasoning_effort", fields.reasoning_effort)
+    prompt = await chat_prompt(
+        served.templates,
+        served.tokenizer,
+        fields.messages,
+        tools=fields.tools if fields.tool_choice != "none" else None,
+        add_generation_prompt=fields.add_generation_prompt is not False,
+        template_arguments=arguments,
+    )
+    request_id = request_id_of(request)
+    ask = make_ask(
+        fields,
+        [prompt],
+        served.tokenizer,
+        context=served.engine.token_limit,
+        request_id=f"{request_id}.{next(_serial)}",
+    )
+    shape = ChatShape(ask, served.tokenizer, request_id=request_id, model=served.model.id)
+    return await respond(request, parts, served, ask, shape, request_id)
+
+
+async def post_completions(request: web.Request) -> web.StreamResponse:
+    parts = request.app[PARTS]
+    served = parts.taking_requests()
+    body = await read_body(request, parts.context.settings.body_limit_bytes)
+    fields = parts.decoder.decode(body, CompletionRequest)
+    check_model(fields.model, served)
+    refuse_unsupported(fields)
+    prompts = await completion_prompts(served.tokenizer, fields.prompt)
+    request_id = request_id_of(request)
+    ask = make_ask(
+        fields,
+        prompts,
+        served.tokenizer,
+        context=served.engine.token_limit,
+        request_id=f"{request_id}.{next(_serial)}",
+    )
+    shape = CompletionShape(ask, served.tokenizer, request_id=request_id, model=served.model.id)
+    return await respond(request, parts, served, ask, shape, request_id)

@@ -1,0 +1,62 @@
+"""What every handler needs, in one place: the context, the decoder, the metrics, and the checks of the state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from homeserve.errors import Draining, Loading, UnknownModel
+from homeserve.server.bodies import BodyDecoder
+from homeserve.server.context import ModelInfo, ServerContext, State
+from homeserve.server.metrics import Metrics
+
+if TYPE_CHECKING:
+    from homeserve.engine.engine import Engine
+    from homeserve.text.templates import TemplateHost
+    from homeserve.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Served:
+    """The parts of a loaded model, none of them None."""
+
+    model: ModelInfo
+    engine: Engine
+    tokenizer: Tokenizer
+    templates: TemplateHost
+
+
+@dataclass
+class Parts:
+    """Shared by the handlers of one application."""
+
+    context: ServerContext
+    decoder: BodyDecoder = field(default_factory=BodyDecoder)
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def served(self) -> Served:
+        """The loaded model. Raises Loading."""
+        context = self.context
+        model, engine, tokenizer, templates = context.model, context.engine, context.tokenizer, context.templates
+        if context.state() == State.LOADING.value or model is None or engine is None:
+            raise Loading()
+        if tokenizer is None or templates is None:
+            raise Loading()
+        return Served(model, engine, tokenizer, templates)
+
+    def taking_requests(self) -> Served:
+        """The loaded model, if new work is taken. Raises Loading, Draining."""
+        if self.context.state() == State.DRAINING.value:
+            raise Draining("the server is shutting down and takes no new requests")
+        return self.served()
+
+
+PARTS = web.AppKey("parts", Parts)
+
+
+def check_model(asked: str | None, served: Served) -> None:
+    """Raises UnknownModel. A request that names no model gets the one that is here."""
+    if asked and asked != served.model.id:
+        raise UnknownModel(asked, (served.model.id,))

@@ -1,0 +1,58 @@
+"""What an answer tells about its own making: `usage`, and the `homeserve` block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from homeserve.engine.request import Timings
+
+
+def usage_block(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    """`prompt_tokens` counts each prompt once, however many choices it has."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
+
+
+def timing_block(
+    request_id: str, timings: Sequence[Timings], *, prompt_tokens: int, completion_tokens: int, cached_tokens: int
+) -> dict[str, Any]:
+    """Times in ms over all sequences of a request; null for what did not happen. `queue_ms` is the first sequence's
+    wait for a place, `ttft_ms` runs to the first token of any, `decode_ms` from there to the last token of all."""
+    submitted = min(t.submitted for t in timings)
+    scheduled = _earliest([t.scheduled for t in timings])
+    first = _earliest([t.first_token for t in timings])
+    ends = [t.finished for t in timings if t.finished is not None]
+    decode_s = max(ends) - first if first is not None and len(ends) == len(timings) else None
+    prefill_s = first - scheduled if first is not None and scheduled is not None else None
+    decoded = completion_tokens - len(timings)
+    return {
+        "request_id": request_id,
+        "queue_ms": _ms(scheduled - submitted if scheduled is not None else None),
+        "ttft_ms": _ms(first - submitted if first is not None else None),
+        "prefill_ms": _ms(prefill_s),
+        "decode_ms": _ms(decode_s),
+        "prefill_tok_s": _rate(prompt_tokens - cached_tokens, prefill_s),
+        "decode_tok_s": _rate(decoded, decode_s),
+        "cached_tokens": cached_tokens,
+        "flips_crossed": 0,
+        "restarts": max(t.restarts for t in timings),
+        "draft": None,
+    }
+
+
+def _earliest(moments: list[float | None]) -> float | None:
+    known = [moment for moment in moments if moment is not None]
+    return min(known) if known else None
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1e3 * max(0.0, seconds), 3)
+
+
+def _rate(count: int, seconds: float | None) -> float | None:
+    return round(count / seconds, 2) if seconds and count > 0 else None

@@ -1,0 +1,49 @@
+"""`/tokenize` and `/detokenize`: how the served model cuts text, with or without its chat template."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from homeserve.errors import InvalidField
+from homeserve.server.bodies import depth_of, json_response, read_body
+from homeserve.server.fields import DEPTH_LIMIT, DetokenizeRequest, TokenizeRequest
+from homeserve.server.parts import PARTS, check_model
+from homeserve.server.prompts import chat_prompt, check_ids, decode, encode
+
+
+async def post_tokenize(request: web.Request) -> web.StreamResponse:
+    """`{prompt | messages, add_special}` -> `{tokens, count}`. `add_special` is for `prompt`; a template sees to it."""
+    parts = request.app[PARTS]
+    served = parts.served()
+    body = await read_body(request, parts.context.settings.body_limit_bytes)
+    fields = parts.decoder.decode(body, TokenizeRequest)
+    check_model(fields.model, served)
+    if (fields.prompt is None) == (fields.messages is None):
+        raise InvalidField("prompt", "give either prompt or messages")
+    if fields.prompt is not None:
+        ids = await encode(served.tokenizer, fields.prompt, add_special=fields.add_special is not False)
+    else:
+        for name in ("tools", "chat_template_kwargs"):
+            if not depth_of(getattr(fields, name), DEPTH_LIMIT):
+                raise InvalidField(name, f"is nested more than {DEPTH_LIMIT} levels deep")
+        prompt = await chat_prompt(
+            served.templates,
+            served.tokenizer,
+            fields.messages or [],
+            tools=fields.tools,
+            add_generation_prompt=fields.add_generation_prompt is not False,
+            template_arguments=fields.chat_template_kwargs or {},
+        )
+        ids = list(prompt.ids)
+    return json_response({"schema": 1, "tokens": ids, "count": len(ids)})
+
+
+async def post_detokenize(request: web.Request) -> web.StreamResponse:
+    """`{tokens}` -> `{prompt}`"""
+    parts = request.app[PARTS]
+    served = parts.served()
+    body = await read_body(request, parts.context.settings.body_limit_bytes)
+    fields = parts.decoder.decode(body, DetokenizeRequest)
+    check_model(fields.model, served)
+    check_ids(fields.tokens, served.tokenizer.vocab_size, "tokens")
+    return json_response({"schema": 1, "prompt": await decode(served.tokenizer, fields.tokens)})
