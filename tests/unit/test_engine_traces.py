@@ -265,6 +265,19 @@ def test_a_request_alone_in_flight_at_two_deaths_in_a_row_is_failed() -> None:
     assert list(trace.finish.values()) == [FinishReason.ERROR]
 
 
+def test_a_death_with_many_in_flight_blames_nobody() -> None:
+    """The second death finds one of them alone, which is its first strike."""
+    trace = Trace(6, losses=False, kv_tokens=4096, running=8, plans_in_flight=2, chunk=400, prefill_delay=0)
+    for _ in range(6):
+        trace.submit()
+    for _ in range(2):
+        while trace.issue():
+            pass
+        trace.lose()
+    trace.finish_all()
+    assert FinishReason.ERROR not in trace.finish.values()
+
+
 def test_progress_between_two_deaths_clears_the_suspicion() -> None:
     trace = Trace(3, kv_tokens=1024, running=2, plans_in_flight=2, chunk=64, prefill_delay=0)
     trace.submit()
