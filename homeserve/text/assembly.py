@@ -115,7 +115,7 @@ def _rebuilt_merges(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[s
 
 
 def _add_tokens(library: Library, vocabulary: Vocabulary) -> None:
-    """Tokens that are matched literally in text: control and unknown ones (only when asked for), user-defined always."""
+    """Tokens that are matched literally in text: control and unknown ones where asked for, user-defined ones always."""
     special, always = [], []
     for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True):
         if token and kind in _SPECIAL:

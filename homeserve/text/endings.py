@@ -22,7 +22,8 @@ def end_ids(named: Iterable[int], marked: Iterable[tuple[int, str]]) -> frozense
     """`named` are ids from metadata, `marked` the control and user-defined tokens as (id, text)."""
     by_text = {text: index for index, text in marked if text in END_TEXTS}
     ids = set(named) | set(by_text.values())
-    if {"<|return|>", "<|call|>", "<|end|>"} <= by_text.keys() or {"<|calls|>", "<|flush|>", "<|end|>"} <= by_text.keys():
+    harmony = {"<|return|>", "<|call|>"} <= by_text.keys() or {"<|calls|>", "<|flush|>"} <= by_text.keys()
+    if harmony and "<|end|>" in by_text:
         # The Harmony format: <|end|> closes one message of several, the answer goes on.
         ids.discard(by_text["<|end|>"])
     if "<|tool_response>" in by_text and "</s>" in by_text:

@@ -1,7 +1,7 @@
 """Pre-tokenizers by `tokenizer.ggml.pre`: how text is cut before byte-level BPE merges run inside each piece.
 
-A GGUF names its pre-tokenizer only by an id; the expressions belong to the program. They are in the Oniguruma dialect of
-the `tokenizers` library and are applied one after the other, every match and every rest being a piece of its own.
+A GGUF names its pre-tokenizer only by an id; the expressions belong to the program. They are in the Oniguruma dialect
+of the `tokenizers` library and are applied one after the other, every match and every rest being a piece of its own.
 An id that is not here is refused: a wrong cut gives wrong tokens, and a model fed with those is silently worse.
 """
 
@@ -61,8 +61,8 @@ _LINES = r"[^\n]+|[\n]+"
 class PreTokenizer:
     """`expressions` run in sequence.
 
-    `ignore_merges`: a piece that is a token of the vocabulary is taken whole. `add_bos`: default where the file does not
-    say. `byte_alphabet` False: pieces stay text with spaces as ▁ (the Gemma 4 way), not bytes in GPT-2's alphabet.
+    `ignore_merges`: a piece that is a token of the vocabulary is taken whole. `add_bos`: the default where a file does
+    not say. `byte_alphabet` False: pieces stay text with spaces as ▁ (the Gemma 4 way), not bytes in GPT-2's alphabet.
     """
 
     expressions: tuple[str, ...]

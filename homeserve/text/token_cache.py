@@ -34,7 +34,7 @@ def load(folder: Path, digest: str) -> Library | None:
         return None
     try:
         return Library.from_buffer(body)
-    except Exception as error:  # the library raises bare `Exception`; another version of it may have written the entry
+    except Exception as error:  # noqa: BLE001  the library raises bare `Exception` for what another version of it wrote
         _log.warning("the cached tokenizer %s cannot be used and is built again: %s", path, error)
         return None
 

@@ -111,7 +111,7 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
-        """Text of `ids` as a whole text from its beginning; broken UTF-8 becomes U+FFFD. Raises InvalidField('tokens')."""
+        """Text of `ids`, taken as a whole text; broken UTF-8 becomes U+FFFD. Raises InvalidField('tokens')."""
         parts = []
         for token in ids:
             if not 0 <= token < self.vocab_size:

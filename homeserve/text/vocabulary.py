@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import cast
 
 from homeserve.errors import CheckpointError
 from homeserve.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
@@ -59,8 +60,8 @@ def read_vocabulary(path: str, metadata: Mapping[str, object]) -> Vocabulary:
     keys = _Keys(path, metadata)
     model = keys.text("tokenizer.ggml.model", "")
     if model not in MODELS:
-        what = f"the tokenizer model {model!r} is not supported; supported: {', '.join(MODELS)}" if model else "is missing"
-        raise keys.error("tokenizer.ggml.model", what)
+        known = f"supported: {', '.join(MODELS)}"
+        raise keys.error("tokenizer.ggml.model", f"the tokenizer model {model!r} is not supported; {known}")
     tokens = keys.strings("tokenizer.ggml.tokens")
     if not tokens:
         raise keys.error("tokenizer.ggml.tokens", "is missing or empty")
@@ -75,8 +76,8 @@ def read_vocabulary(path: str, metadata: Mapping[str, object]) -> Vocabulary:
         path=path,
         model=model,
         tokens=tokens,
-        types=tuple(int(kind) for kind in types),
-        scores=tuple(float(score) for score in scores),
+        types=tuple(map(int, types)),
+        scores=scores,
         merges=merges,
         pre=pre,
         bos_id=keys.token("tokenizer.ggml.bos_token_id", len(tokens), 1 if spm else None),
@@ -148,20 +149,18 @@ class _Keys:
 
     def strings(self, key: str) -> tuple[str, ...]:
         values = self._sequence(key)
-        texts = tuple(value for value in values if isinstance(value, str))
-        if len(texts) != len(values):
+        if set(map(type, values)) - {str}:
             raise self.error(key, "is not a list of texts")
-        return texts
+        return cast(tuple[str, ...], values)
 
     def numbers(self, key: str, count: int) -> tuple[float, ...]:
         """One number per token, or none at all."""
         values = self._sequence(key)
         if values and len(values) != count:
             raise self.error(key, f"has {len(values)} entries for {count} tokens")
-        numbers = tuple(value for value in values if isinstance(value, (int, float)))
-        if len(numbers) != len(values):
+        if set(map(type, values)) - {int, float}:
             raise self.error(key, "is not a list of numbers")
-        return numbers
+        return cast(tuple[float, ...], values)
 
     def _sequence(self, key: str) -> tuple[object, ...]:
         value = self._metadata.get(key, ())
