@@ -100,7 +100,7 @@ def build(reference: Any) -> Any:
             if role in ("attn_q", "attn_k"):
                 dense = halves(dense, config.head_dim)
             state[f"model.layers.{layer}.{name}.weight"] = dense[0] if "norm" in role else dense
-    weights = {name: torch.from_numpy(np.ascontiguousarray(dense)) for name, dense in state.items()}
+    weights = {name: torch.from_numpy(dense.copy()) for name, dense in state.items()}
     model.load_state_dict(weights, strict=True, assign=True)
     model.model.rotary_emb = type(model.model.rotary_emb)(config=settings)
     return model.eval()
