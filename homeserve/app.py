@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from homeserve.engine.request import EngineLimits
     from homeserve.fleet import Fleet
     from homeserve.models.config import ModelConfig
+    from homeserve.text.templates import TemplateHost
     from homeserve.text.tokenizer import Tokenizer
     from homeserve.wire.records import Result
 
@@ -154,7 +155,7 @@ class App:
         self.context.model = model
         self.context.fleet = fleet
         self.context.tokenizer = tokenizer
-        await self._start_templates(facts.checkpoint, tokenizer)
+        self._start_templates(facts.checkpoint, tokenizer)
         self.context.engine = self._engine
         facts.checkpoint.drop_pages()
         return model
@@ -247,13 +248,19 @@ class App:
         await engine.start()
         self._engine = engine
 
-    async def _start_templates(self, checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
+    def _start_templates(self, checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
+        """The helper comes up beside whatever follows; a request that is faster than it waits for it."""
+        from homeserve.text.fallback_templates import special_tokens, templates_for
         from homeserve.text.templates import TemplateHost
 
         host = TemplateHost()
         self._stack.push_async_callback(host.stop)
-        await host.start(checkpoint.chat_templates, special_tokens(tokenizer))
         self.context.templates = host
+        templates = templates_for(checkpoint.chat_templates, tokenizer)
+        host.configure(templates, special_tokens(tokenizer))
+        if templates:
+            prewarm = asyncio.create_task(_prewarm(host, templates, special_tokens(tokenizer)))
+            self._stack.push_async_callback(_cancel, prewarm)
 
     # -------------------------------------------------------------------------------------------------- while ready
 
@@ -512,10 +519,16 @@ def model_id_of(path: str) -> str:
     return re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", name, flags=re.I) or name
 
 
-def special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
-    """What templates call `bos_token` and `eos_token`."""
-    ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
-    return {name: tokenizer.token_text(token) for name, token in ids.items() if token is not None}
+async def _prewarm(host: TemplateHost, templates: dict[str, str], special_tokens: dict[str, str]) -> None:
+    try:
+        await host.start(templates, special_tokens)
+    except HomeserveError as error:
+        log.warning("the template helper did not start ahead of the first request", extra={"why": error.message})
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
 
 
 def _build_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
