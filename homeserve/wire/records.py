@@ -162,7 +162,7 @@ class RankFacts(_Record, frozen=True):
 
 
 class Hello(_Record, frozen=True):
-    """First record of a worker: it is up, mapped its rings, and opened its device."""
+    """First record of a worker: it is up and has mapped its rings. (Its device is opened by the load.)"""
 
     rank: int
     pid: int

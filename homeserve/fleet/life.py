@@ -1,0 +1,411 @@
+"""One life of a fleet: from shared memory and spawn to the last worker reaped. A restart is a new life.
+
+    NEW ──start──▶ UP ──────────────end──────────────▶ ENDED
+                    └──a rank died, hung or lied──▶ LOST ──end──┘
+
+The first thing that goes wrong decides: it is kept as `loss`, nothing that comes later is believed, and whoever waits
+(a handshake, a load, the engine) is told once. A loss is noticed by
+
+    the process ends           its exit status; a SIGKILL together with the cgroup's counter is an out-of-memory kill
+    its doorbell ends          it is given a moment to end by itself, so that the exit status can tell why
+    a report is damaged        or answers a plan out of turn
+    silence                    it owes an answer and gave no sign for the plan timeout: evidence is taken first
+
+`end` leaves nothing: no process, no zombie, no shared memory, no descriptor, whatever state it finds, and also when
+whoever called it is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+from homeserve.errors import WireError, WorkerStartError
+from homeserve.fleet.book import PlanBook
+from homeserve.fleet.capture import Captures
+from homeserve.fleet.oom import oom_kill_count
+from homeserve.fleet.rank import RankProcess
+from homeserve.fleet.spec import FleetSpec
+from homeserve.wire.records import (
+    RECORD_VERSION,
+    Hello,
+    LaneRows,
+    LoadSpec,
+    NewLane,
+    Plan,
+    PlanKind,
+    Progress,
+    Report,
+    Result,
+)
+from homeserve.wire.ring import PlanLogWriter, Slots, ring_bytes
+from homeserve.wire.segments import Segment
+
+log = logging.getLogger(__name__)
+
+STOP_GRACE_S = 2.0
+"""For STOP: the plan that runs is finished."""
+TERM_GRACE_S = 1.0
+KILL_GRACE_S = 10.0
+BELL_GRACE_S = 2.0
+
+T = TypeVar("T")
+Results = tuple[Result, ...]
+
+
+class LifeState(Enum):
+    NEW = "new"
+    UP = "up"
+    LOST = "lost"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Why a life cannot go on. `rank` -1: it was ended from here."""
+
+    rank: int
+    why: str
+    oom: bool = False
+
+
+class Life:
+    """`on_results` gets what no `ask` waits for. `on_progress` gets load progress."""
+
+    def __init__(
+        self,
+        spec: FleetSpec,
+        faults: Sequence[str],
+        captures: Captures,
+        on_results: Callable[[int, Results], None],
+        on_progress: Callable[[Progress], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.spec = spec
+        self.state = LifeState.NEW
+        self.loss: asyncio.Future[Loss] = asyncio.get_running_loop().create_future()
+        self.ranks: list[RankProcess] = []
+        self.book = PlanBook(spec.ranks)
+        self._faults = faults
+        self._captures = captures
+        self._on_results = on_results
+        self._on_progress = on_progress
+        self._clock = clock
+        self._allowed_s = spec.plan_timeout_s * spec.patience
+        self._loop = asyncio.get_running_loop()
+        self._lock = asyncio.Lock()
+        self._memory: Segment | None = None
+        self._slots: Slots | None = None
+        self._log: PlanLogWriter | None = None
+        self._asked: dict[int, asyncio.Future[Results]] = {}
+        self._greeted: asyncio.Future[None] = self._loop.create_future()
+        self._exits: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._oom_kills: int | None = None
+
+    # -------------------------------------------------------------------------------------------------------- start
+
+    async def start(self) -> None:
+        """Spawn every rank and wait until each has said hello. Raises WorkerStartError; `end` then cleans up."""
+        self._oom_kills = oom_kill_count()
+        await finish(self._spawn())
+        timeout_s = self.spec.start_timeout_s * self.spec.patience
+        await self._first(self._greeted, timeout_s)
+        if not self._greeted.done():
+            silent = next(rank.rank for rank in self.ranks if not rank.greeted)
+            raise self._start_error(Loss(silent, f"did not say hello within {timeout_s:g} s"))
+
+    async def _spawn(self) -> None:
+        async with self._lock:
+            if self.state is not LifeState.NEW:
+                return
+            spec = self.spec
+            self._memory = Segment.create("plans", ring_bytes(spec.plans_in_flight, spec.slot_bytes))
+            self._slots = Slots(self._memory.view, spec.plans_in_flight, spec.slot_bytes, create=True)
+            self._log = PlanLogWriter(self._slots, spec.ranks)
+            for index in range(spec.ranks):
+                self.ranks.append(self._prepared(index, self._memory))
+            self.state = LifeState.UP
+            outcomes = await asyncio.gather(*(rank.spawn() for rank in self.ranks), return_exceptions=True)
+            for rank in self.ranks:
+                if rank.process is not None:
+                    self._watch(rank, rank.process)
+            for rank, outcome in zip(self.ranks, outcomes, strict=True):
+                if isinstance(outcome, OSError):
+                    raise WorkerStartError(f"rank {rank.rank} cannot be started: {outcome.strerror}") from outcome
+                if outcome is not None:
+                    raise outcome
+
+    def _prepared(self, rank: int, plan_memory: Segment) -> RankProcess:
+        try:
+            return RankProcess(rank, self.spec, plan_memory, self._faults[rank])
+        except OSError as error:
+            raise WorkerStartError(f"rank {rank} cannot be prepared: {error.strerror}") from error
+
+    def _watch(self, rank: RankProcess, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        self._loop.add_reader(rank.bell.fd, self._on_bell, rank)
+        self._keep(rank.relay.run(process.stdout))
+        self._exits.append(self._loop.create_task(self._on_exit(rank, process)))
+
+    def _start_error(self, loss: Loss) -> WorkerStartError:
+        if loss.rank < 0:
+            return WorkerStartError(f"the fleet {loss.why}")
+        words = self.ranks[loss.rank].relay.last_words()
+        return WorkerStartError(f"rank {loss.rank} {loss.why}" + (f"; it said: {words}" if words else ""))
+
+    # -------------------------------------------------------------------------------------------------------- plans
+
+    def credit(self) -> int:
+        """Plans that may be issued now: 0 unless up."""
+        return self._log.credit() if self._log is not None and self.state is LifeState.UP else 0
+
+    def issue(
+        self,
+        kind: PlanKind,
+        *,
+        epoch: int,
+        ranks: Sequence[int] | None = None,
+        drop: tuple[int, ...] = (),
+        new: tuple[NewLane, ...] = (),
+        rows: tuple[LaneRows, ...] = (),
+        load: LoadSpec | None = None,
+    ) -> int:
+        """Write the next plan to the log and ring for it; returns its seq. Needs credit, else AssertionError; raises
+        RecordTooLarge, with nothing issued, if it does not fit a slot."""
+        plan_log = self._log
+        if plan_log is None or self.state is not LifeState.UP:
+            raise AssertionError(f"a plan was issued to a fleet that is {self.state.value}")
+        named = range(self.spec.ranks) if ranks is None else ranks
+        mask = sum(1 << rank for rank in named)
+        if not 0 < mask < 1 << self.spec.ranks:
+            raise AssertionError(f"a plan names ranks {list(named)} of {self.spec.ranks}")
+        plan = Plan(plan_log.issued + 1, epoch, kind, mask, drop, new, rows, load)
+        plan_log.write(plan)
+        self.book.issue(plan, self._clock())
+        for rank in self.ranks:
+            rank.announce()
+        self._arm()
+        return plan.seq
+
+    async def ask(self, kind: PlanKind, *, load: LoadSpec | None = None) -> Results:
+        """Issue a plan to all ranks and wait for its results. Raises WorkerStartError if the life is lost first."""
+        seq = self.issue(kind, epoch=0, load=load)
+        answered = self._asked[seq] = self._loop.create_future()
+        try:
+            await self._first(answered)
+        finally:
+            del self._asked[seq]
+        return answered.result()
+
+    async def _first(self, hoped: asyncio.Future[Any], timeout_s: float | None = None) -> None:
+        """Wait for `hoped`, for the timeout, or for a loss; the last raises WorkerStartError."""
+        waited: set[asyncio.Future[Any]] = {hoped, self.loss}
+        await asyncio.wait(waited, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if self.loss.done():
+            raise self._start_error(self.loss.result())
+
+    # ------------------------------------------------------------------------------------------------------ reports
+
+    def _on_bell(self, rank: RankProcess) -> None:
+        if rank.bell.fd < 0:
+            return
+        rank.pending += rank.bell.poll_nowait()
+        if rank.bell.ended:
+            self._loop.remove_reader(rank.bell.fd)
+            self._loop.call_later(BELL_GRACE_S, self._lose, rank.rank, "closed its doorbell without ending")
+        try:
+            while rank.pending and self.state is LifeState.UP:
+                rank.pending -= 1
+                self._hear(rank, rank.reports.take())
+        except WireError as error:
+            self._lose(rank.rank, f"cannot be trusted: {error.message}")
+        finally:
+            if rank.pending and self.state is LifeState.UP:  # a listener raised: what was announced is still heard
+                self._loop.call_soon(self._on_bell, rank)
+
+    def _hear(self, rank: RankProcess, report: Report) -> None:
+        if isinstance(report, Result):
+            assert self._log is not None
+            completed = self.book.answer(rank.rank, report, self._clock())
+            self._log.acknowledge(rank.rank, report.seq)
+            rank.count(report)
+            for seq, results in completed:
+                self._deliver(seq, results)
+        elif isinstance(report, Progress):
+            self.book.alive(rank.rank, self._clock())
+            self._on_progress(report)
+        else:
+            self._greet(rank, report)
+
+    def _greet(self, rank: RankProcess, hello: Hello) -> None:
+        if (hello.rank, hello.record_version) != (rank.rank, RECORD_VERSION):
+            raise WireError(f"hello of rank {hello.rank} in version {hello.record_version}")
+        rank.greeted = True
+        if all(other.greeted for other in self.ranks) and not self._greeted.done():
+            self._greeted.set_result(None)
+
+    def _deliver(self, seq: int, results: Results) -> None:
+        asked = self._asked.get(seq)
+        if asked is None:
+            self._on_results(seq, results)
+        elif not asked.done():
+            asked.set_result(results)
+
+    # --------------------------------------------------------------------------------------------------------- loss
+
+    def _lose(self, rank: int, why: str, oom: bool = False) -> None:
+        """The first loss ends this life; later ones are its consequences."""
+        if self._condemn():
+            self._tell(Loss(rank, why, oom))
+
+    def _condemn(self) -> bool:
+        """Stop believing and issuing. False if that was done before."""
+        if self.state is not LifeState.UP:
+            return False
+        self.state = LifeState.LOST
+        self._unwatch()
+        return True
+
+    def _tell(self, loss: Loss) -> None:
+        if not self.loss.done():
+            self.loss.set_result(loss)
+
+    async def _on_exit(self, rank: RankProcess, process: asyncio.subprocess.Process) -> None:
+        status = await process.wait()
+        if self.state is LifeState.UP:
+            self._on_bell(rank)  # what it still said counts, and one look sees all that a ring can hold
+            self._lose(rank.rank, *self._cause(status))
+
+    def _cause(self, status: int) -> tuple[str, bool]:
+        """Words for an exit status, and whether it was an out-of-memory kill."""
+        if status >= 0:
+            return f"ended with status {status}", False
+        kills = oom_kill_count()
+        oom = (
+            -status == signal.SIGKILL and kills is not None and self._oom_kills is not None and kills > self._oom_kills
+        )
+        name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+        return f"was killed by {name}" + (" for want of memory" if oom else ""), oom
+
+    def _arm(self) -> None:
+        """Have the oldest debt looked at when it would be late."""
+        due = self.book.next_check(self._allowed_s)
+        if self._timer is None and due is not None and self.state is LifeState.UP:
+            self._timer = self._loop.call_later(max(0.01, due - self._clock()), self._check_late)
+
+    def _check_late(self) -> None:
+        self._timer = None
+        late = self.book.late(self._clock(), self._allowed_s)
+        if late is None:
+            self._arm()
+        elif self._condemn():
+            why = f"gave no sign for {late.silent_s:.1f} s while it owed plan {late.seq} ({late.kind.name.lower()})"
+            self._keep(self._lose_with_evidence(late.rank, why))
+
+    async def _lose_with_evidence(self, rank: int, why: str) -> None:
+        assert self._log is not None
+        evidence = [other.evidence(self.book.last_seq(other.rank)) for other in self.ranks]
+        folder = await self._captures.take(f"rank {rank} {why}", self._log.issued, self._log.recent(), evidence)
+        self._tell(Loss(rank, f"{why}; evidence: {folder}"))
+
+    # ---------------------------------------------------------------------------------------------------------- end
+
+    async def end(self, *, graceful: bool) -> None:
+        """End every worker and release everything. `graceful` lets the running plan end first."""
+        await finish(self._end(graceful))
+
+    async def _end(self, graceful: bool) -> None:
+        async with self._lock:
+            if self.state is LifeState.ENDED:
+                return
+            graceful = graceful and self.credit() > 0
+            if graceful:
+                self.issue(PlanKind.STOP, epoch=0)
+            self.state = LifeState.ENDED
+            self._unwatch()
+            self._tell(Loss(-1, "was ended"))
+            try:
+                await self._end_processes(graceful)
+                await self._end_tasks()
+            finally:
+                self._release()
+
+    async def _end_processes(self, graceful: bool) -> None:
+        steps = [(signal.SIGTERM, TERM_GRACE_S), (signal.SIGKILL, KILL_GRACE_S)]
+        running = set(self._exits)
+        if graceful and running:
+            _, running = await asyncio.wait(running, timeout=STOP_GRACE_S)
+        else:
+            self._unlink()
+            steps = steps[1:]
+        for number, grace_s in steps:
+            if running:
+                for rank in self.ranks:
+                    rank.signal(number)
+                _, running = await asyncio.wait(running, timeout=grace_s)
+        if running:
+            log.error("a worker survived SIGKILL for %g s", KILL_GRACE_S)
+            for task in running:
+                task.cancel()
+
+    async def _end_tasks(self) -> None:
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=TERM_GRACE_S)
+            for task in late:
+                task.cancel()
+        await asyncio.gather(*self._tasks, *self._exits, return_exceptions=True)
+
+    def _unwatch(self) -> None:
+        for rank in self.ranks:
+            if rank.bell.fd >= 0:
+                self._loop.remove_reader(rank.bell.fd)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _unlink(self) -> None:
+        for rank in self.ranks:
+            rank.unlink()
+        if self._memory is not None:
+            self._memory.unlink()
+
+    def _release(self) -> None:
+        for rank in self.ranks:
+            rank.close()
+        if self._slots is not None:
+            self._slots.release()
+        if self._memory is not None:
+            self._memory.close()
+
+    def memory_names(self) -> list[str]:
+        """Names of the shared memory that this life holds."""
+        plans = self._memory.path.name if self._memory is not None and self._memory.path is not None else None
+        return [name for name in (plans, *(rank.memory_name for rank in self.ranks)) if name is not None]
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def finish(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` to its end even if the caller is cancelled meanwhile; the cancellation is raised afterwards."""
+    task = asyncio.get_running_loop().create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # it is the cancellation that is told
+        raise cancelled
+    return task.result()

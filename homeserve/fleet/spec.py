@@ -1,0 +1,74 @@
+"""What a fleet is made of, whom it tells, and what it says of a rank."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from homeserve.wire.records import Result
+
+LoadProgressCallback = Callable[[str, int, int], None]
+"""stage, done bytes, total bytes (0: unknown): summed over ranks that are in the same stage."""
+
+
+@dataclass(frozen=True)
+class FleetSpec:
+    """One fleet. `plans_in_flight` is the size of the plan log; `threads` 0 leaves it to the backend, `isa` "" too."""
+
+    ranks: int
+    backend: str
+    device_index: int
+    threads: int
+    isa: str
+    plans_in_flight: int
+    plan_timeout_s: float
+    slot_bytes: int
+    report_slot_bytes: int
+    fault: str = ""
+    """A fault for tests (homeserve.wire.faults), given to the first life of the rank that it names."""
+    capture_dir: str | None = None
+    log_level: str = "INFO"
+    start_timeout_s: float = 60.0
+
+    @property
+    def patience(self) -> float:
+        """How much longer than on a core of its own a rank may take: more ranks than cores share them."""
+        return max(1.0, math.ceil(self.ranks / (os.cpu_count() or 1)))
+
+
+class FleetListener(Protocol):
+    """Who is told. Both are called on the loop."""
+
+    def on_results(self, seq: int, results: tuple[Result, ...]) -> None:
+        """All ranks that plan `seq` names have answered, in order of rank. Comes in order of `seq`."""
+        ...
+
+    def on_lost(self, rank: int, why: str, oom: bool) -> None:
+        """A loaded fleet is unusable since `rank` died or hung. Comes once; no results follow it until a restart."""
+        ...
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """One rank as `status` shows it. None: not known (yet)."""
+
+    rank: int
+    pid: int | None
+    device: str | None
+    backend: str
+    isa: str | None
+    threads: int | None
+    restarts: int
+    last_seq: int
+    layers: list[int] | None
+    busy_ms: float
+    idle_ms: float
+    rss_mib: float | None
+    lines_mib: dict[str, float]
+    copied_bytes: int | None
+    collectives: dict[str, float | None] = field(
+        default_factory=lambda: {"count": 0, "us_p50": None, "us_p99": None}  # there are none yet
+    )

@@ -1,0 +1,247 @@
+"""Lane tables: what a rank remembers of the requests that run on it, and the check that a plan fits them.
+
+    plan.drop ─▶ lane freed      plan.new ─▶ lane taken      plan.rows ─▶ pages appended, rows for the batch
+
+A lane is a cache of what the engine knows: the page table, the length so far, the token drawn last, and the counts that
+penalties need. All of it is made from plans, so a worker that is started again gets it back by prefilling.
+
+A plan is checked whole before anything of it is applied (`check`), against the lanes as they will be after its own
+drops and news. Whatever does not fit is a `LaneRefused` with the reason, and the tables stay as they were: rows of
+another request than the lane's, rows that leave a gap, positions without a page, ids that do not exist.
+
+Rows may begin before the length that the lane has reached: they are computed again, into the same slots. (A prompt
+whose own log-probabilities are asked for repeats the last row of each chunk.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from backends.base import PAGE_LEN, Batch, Limits
+from homeserve.wire.records import LaneRows, NewLane, Plan, Sampling
+from homeserve.worker.sampling import TokenCounts, needs_counts
+
+Ints = npt.NDArray[np.int32]
+
+UNKNOWN = -1
+
+
+class LaneRefused(Exception):
+    """A plan that does not fit the lanes. Nothing of it was applied."""
+
+
+@dataclass
+class Lane:
+    """One running request. `length` is the number of positions computed (UNKNOWN before the first rows)."""
+
+    request: int
+    prompt_len: int
+    sampling: Sampling
+    history_len: int
+    counts: TokenCounts | None
+    length: int = UNKNOWN
+    page_count: int = 0
+    last_token: int = UNKNOWN
+
+
+@dataclass(frozen=True)
+class Group:
+    """The rows of one lane in a batch: `[first, first + len(inputs))`, with the batch rows whose logits come back."""
+
+    lane: int
+    rows: LaneRows
+    inputs: Ints
+    first: int
+    logits_first: int
+    logit_count: int
+
+
+@dataclass
+class Lanes:
+    """The tables of a rank. `tables` int32 `[lanes, lane_pages]` is what `Batch.tables` shows to the backend."""
+
+    limits: Limits
+    vocab: int
+    pool_pages: int
+    tables: Ints = field(init=False)
+    lanes: list[Lane | None] = field(init=False)
+    _batch: Batch = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        rows = self.limits.rows
+        self.tables = np.zeros((self.limits.lanes, self.limits.lane_pages), np.int32)
+        self.lanes = [None] * self.limits.lanes
+        tokens, positions, slots, lanes, logit_rows = np.zeros((5, rows), np.int32)
+        self._batch = Batch(tokens, positions, slots, lanes, self.tables, logit_rows)
+
+    def check(self, plan: Plan) -> None:
+        """Raises LaneRefused unless every part of the plan fits."""
+        for lane in plan.drop:
+            _require(0 <= lane < len(self.lanes), lane, f"there are {len(self.lanes)} lanes")
+        dropped, new = set(plan.drop), {}
+        for entry in plan.new:
+            self._check_new(entry, free=entry.lane in dropped and entry.lane not in new)
+            new[entry.lane] = entry
+        named: set[int] = set()
+        for rows in plan.rows:
+            _require(rows.lane not in named, rows.lane, "is named twice in one plan")
+            named.add(rows.lane)
+            self._check_rows(rows, new.get(rows.lane), dropped=rows.lane in dropped)
+        self._check_sizes(plan.rows)
+
+    def apply(self, plan: Plan) -> None:
+        """Drop and take lanes, and append pages. The plan was checked."""
+        for index in plan.drop:
+            self.lanes[index] = None
+        for entry in plan.new:
+            self.lanes[entry.lane] = self._lane(entry)
+        for rows in plan.rows:
+            if rows.pages:
+                lane = self[rows.lane]
+                pages = _ints(rows.pages)
+                self.tables[rows.lane, lane.page_count : lane.page_count + len(pages)] = pages
+                lane.page_count += len(pages)
+
+    def batch(self, rows: Sequence[LaneRows]) -> tuple[Batch, list[Group]]:
+        """The batch of applied rows, and which of its rows are whose. Its arrays are used again by the next call."""
+        out = self._batch
+        groups: list[Group] = []
+        at = logits_at = 0
+        for entry in rows:
+            group = self._group(entry, at, logits_at)
+            groups.append(group)
+            count = len(group.inputs)
+            span = slice(at, at + count)
+            positions = np.arange(entry.start, entry.start + count, dtype=np.int32)
+            out.tokens[span] = group.inputs
+            out.positions[span] = positions
+            out.slots[span] = self.tables[entry.lane, positions // PAGE_LEN] * PAGE_LEN + positions % PAGE_LEN
+            out.lanes[span] = entry.lane
+            first_logit = at + count - group.logit_count - (0 if entry.sample else 1)
+            out.logit_rows[logits_at : logits_at + group.logit_count] = np.arange(
+                first_logit, first_logit + group.logit_count
+            )
+            at += count
+            logits_at += group.logit_count
+        batch = Batch(
+            out.tokens[:at],
+            out.positions[:at],
+            out.slots[:at],
+            out.lanes[:at],
+            self.tables,
+            out.logit_rows[:logits_at],
+        )
+        return batch, groups
+
+    def advance(self, group: Group) -> None:
+        """The group's rows were computed: move the lane's length, and count inputs that are new."""
+        lane = self[group.lane]
+        end = group.rows.start + len(group.inputs)
+        if lane.counts is not None:
+            fresh = group.inputs[max(lane.length, group.rows.start) - group.rows.start :]
+            positions = np.arange(end - len(fresh), end)
+            lane.counts.add(fresh, positions >= lane.prompt_len)
+        lane.length = max(lane.length, end)
+
+    def occupied(self) -> tuple[tuple[int, int, int], ...]:
+        """(lane, request, pages in its table) of every lane that is taken."""
+        return tuple((i, lane.request, lane.page_count) for i, lane in enumerate(self.lanes) if lane is not None)
+
+    def __getitem__(self, index: int) -> Lane:
+        lane = self.lanes[index]
+        assert lane is not None, f"lane {index} is free"
+        return lane
+
+    # ------------------------------------------------------------------------------------------------------ checks
+
+    def _check_new(self, entry: NewLane, *, free: bool) -> None:
+        _require(0 <= entry.lane < len(self.lanes), entry.lane, f"there are {len(self.lanes)} lanes")
+        holder = self.lanes[entry.lane]
+        if holder is not None and not free:
+            raise LaneRefused(f"lane {entry.lane} is request {holder.request}'s, {entry.request} cannot take it")
+        self._check_ids(entry.lane, _ints(entry.history))
+        sampling = entry.sampling
+        for token in (*sampling.forbidden, *(token for token, _ in sampling.logit_bias)):
+            _require(0 <= token < self.vocab, entry.lane, f"token {token} is not in the vocabulary of {self.vocab}")
+
+    def _check_rows(self, rows: LaneRows, new: NewLane | None, *, dropped: bool) -> None:
+        _require(0 <= rows.lane < len(self.lanes), rows.lane, f"there are {len(self.lanes)} lanes")
+        lane = self._lane(new) if new is not None else None if dropped else self.lanes[rows.lane]
+        if lane is None or lane.request != rows.request:
+            holder = "free" if lane is None else f"request {lane.request}'s"
+            raise LaneRefused(f"lane {rows.lane} is {holder}, not request {rows.request}'s")
+        if lane.length == UNKNOWN:
+            missing = lane.counts is not None and lane.history_len != rows.start
+            _require(not missing, rows.lane, f"{lane.history_len} tokens of history where {rows.start} are needed")
+        else:
+            _require(
+                rows.start <= lane.length,
+                rows.lane,
+                f"rows from {rows.start} leave a gap behind position {lane.length}",
+            )
+        tokens, pages = _ints(rows.tokens), _ints(rows.pages)
+        if not len(tokens):
+            _require(lane.last_token != UNKNOWN, rows.lane, "no token was drawn that could be its next input")
+            _require(rows.start == lane.length, rows.lane, f"a drawn token goes to {lane.length}, not {rows.start}")
+        self._check_ids(rows.lane, tokens)
+        page_count = lane.page_count + len(pages)
+        _require(
+            page_count <= self.limits.lane_pages,
+            rows.lane,
+            f"{page_count} pages are more than the {self.limits.lane_pages} of a lane",
+        )
+        if len(pages):
+            bad = (pages < 0) | (pages >= self.pool_pages)
+            _require(not bad.any(), rows.lane, f"a page is outside the pool of {self.pool_pages}")
+        end = rows.start + max(1, len(tokens))
+        _require(
+            0 <= rows.start and end <= page_count * PAGE_LEN,
+            rows.lane,
+            f"positions [{rows.start}, {end}) are not covered by {page_count} pages",
+        )
+
+    def _check_ids(self, lane: int, tokens: Ints) -> None:
+        if len(tokens):
+            bad = (tokens < 0) | (tokens >= self.vocab)
+            _require(not bad.any(), lane, f"a token is outside the vocabulary of {self.vocab}")
+
+    def _check_sizes(self, rows: Sequence[LaneRows]) -> None:
+        counts = [max(1, len(entry.tokens) // 4) for entry in rows]
+        logits = sum(_logit_count(entry, count) for entry, count in zip(rows, counts, strict=True))
+        if sum(counts) > self.limits.rows:
+            raise LaneRefused(f"a plan of {sum(counts)} rows is more than {self.limits.rows}")
+        if logits > self.limits.logit_rows:
+            raise LaneRefused(f"logits of {logits} rows are more than {self.limits.logit_rows}")
+
+    # ------------------------------------------------------------------------------------------------------- parts
+
+    def _lane(self, entry: NewLane) -> Lane:
+        history = _ints(entry.history)
+        counts = TokenCounts(self.vocab) if needs_counts(entry.sampling) else None
+        if counts is not None:
+            counts.add(history, np.arange(len(history)) >= entry.prompt_len)
+        return Lane(entry.request, entry.prompt_len, entry.sampling, len(history), counts)
+
+    def _group(self, entry: LaneRows, first: int, logits_first: int) -> Group:
+        inputs = _ints(entry.tokens) if entry.tokens else np.array([self[entry.lane].last_token], np.int32)
+        return Group(entry.lane, entry, inputs, first, logits_first, _logit_count(entry, len(inputs)))
+
+
+def _logit_count(rows: LaneRows, count: int) -> int:
+    """Rows of a group whose logits are needed: the last if it draws, and those before it for the prompt's own."""
+    return (count - 1 if rows.prompt_logprobs >= 0 else 0) + rows.sample
+
+
+def _ints(data: bytes) -> Ints:
+    if len(data) % 4:
+        raise LaneRefused(f"{len(data)} bytes are no int32 numbers")
+    return np.frombuffer(data, "<i4")
+
+
+def _require(holds: bool, lane: int, why: str) -> None:
+    if not holds:
+        raise LaneRefused(f"lane {lane}: {why}")

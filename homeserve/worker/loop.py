@@ -1,0 +1,148 @@
+"""The plan loop: wait for the doorbell, take the next plan, run it, answer it. Nothing is decided here.
+
+    bell ─▶ PlanLogReader.take ─▶ FaultPoint ─▶ Runner.run ─▶ one Result ─▶ report ring ─▶ bell
+
+Every plan gets exactly one answer. What goes wrong inside a plan becomes that answer (`ok` False, a code and a reason)
+and the loop goes on: the verdict is the engine's. What is wrong with the log itself (a damaged or misplaced record)
+ends the process, because nothing that follows could be trusted.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from backends.base import LoadProgress
+from homeserve.errors import HomeserveError, RecordTooLarge
+from homeserve.wire.codec import encode
+from homeserve.wire.doorbell import BellReader, BellWriter
+from homeserve.wire.records import Plan, PlanKind, Progress, Report, Result
+from homeserve.wire.refusal import FAULT, refused
+from homeserve.wire.ring import PlanLogReader, ReportWriter
+from homeserve.worker.faults import FaultPoint
+from homeserve.worker.runner import Runner
+
+log = logging.getLogger(__name__)
+
+PROGRESS_PERIOD_S = 0.05
+
+
+class EngineGone(Exception):
+    """The engine closed its end of a doorbell."""
+
+
+class Reports:
+    """The rank's voice: reports into the ring, and one ring of the bell for each."""
+
+    def __init__(self, writer: ReportWriter, bell: BellWriter) -> None:
+        self._writer = writer
+        self._bell = bell
+
+    def send(self, report: Report) -> None:
+        self._writer.write(report)
+        self._ring()
+
+    def send_damaged(self, report: Report) -> None:
+        """For a fault of tests: one bit of the payload turns on the way."""
+        frame = bytearray(encode(report))
+        frame[-1] ^= 1
+        self._writer.write_frame(bytes(frame))
+        self._ring()
+
+    def progress_nowait(self, progress: Progress) -> None:
+        if self._writer.progress_nowait(progress):
+            self._ring()
+
+    def _ring(self) -> None:
+        if not self._bell.ring():
+            raise EngineGone
+
+
+class ThrottledProgress(LoadProgress):
+    """Load progress as reports: every new stage, and within a stage at most one per `PROGRESS_PERIOD_S`."""
+
+    def __init__(self, rank: int, reports: Reports, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rank = rank
+        self._reports = reports
+        self._clock = clock
+        self._stage = ""
+        self._next = 0.0
+
+    def __call__(self, stage: str, done_bytes: int, total_bytes: int) -> None:
+        now = self._clock()
+        if stage != self._stage or now >= self._next or done_bytes >= total_bytes > 0:
+            self._stage, self._next = stage, now + PROGRESS_PERIOD_S
+            self._reports.progress_nowait(Progress(self._rank, stage, done_bytes, total_bytes))
+
+
+def run_plans(
+    rank: int, plans: PlanLogReader, bell: BellReader, reports: Reports, runner: Runner, faults: FaultPoint
+) -> None:
+    """Run plans until STOP. Raises EngineGone if the engine goes first, WireError on a damaged log."""
+    idle_since = time.perf_counter_ns()
+    pending = 0
+    while True:
+        if not pending:
+            pending = bell.wait()
+            if bell.ended:
+                raise EngineGone
+        plan = plans.take()
+        pending -= 1
+        began = time.perf_counter_ns()
+        result = answer(rank, plan, runner, faults)
+        ended = time.perf_counter_ns()
+        result = _timed(result, busy_ns=ended - began, idle_ns=began - idle_since)
+        idle_since = ended
+        _send(reports, result, faults)
+        if plan.kind == PlanKind.STOP:
+            return
+
+
+def answer(rank: int, plan: Plan, runner: Runner, faults: FaultPoint) -> Result:
+    """The rank's answer to a plan, whatever happens in it."""
+    if not plan.ranks >> rank & 1:
+        return Result(rank, plan.seq, plan.epoch)
+    try:
+        faults.before(plan)
+        given = runner.run(plan)
+    except HomeserveError as error:
+        log.warning("plan %d refused: %s", plan.seq, error.message)
+        return refused(rank, plan.seq, plan.epoch, error)
+    except Exception as error:  # the process edge: whatever a plan runs into is its answer, and the loop goes on
+        log.exception("plan %d failed", plan.seq)
+        reason = f"{type(error).__name__}: {error}"
+        return Result(rank, plan.seq, plan.epoch, ok=False, reason=reason, code=FAULT)
+    return Result(rank, plan.seq, plan.epoch, samples=given.samples, facts=given.facts, census=given.census)
+
+
+def _send(reports: Reports, result: Result, faults: FaultPoint) -> None:
+    if faults.corrupts:
+        faults.corrupts = False
+        reports.send_damaged(result)
+        return
+    try:
+        reports.send(result)
+    except RecordTooLarge as error:
+        log.error("the answer to plan %d does not fit: %s", result.seq, error.message)
+        reports.send(refused(result.rank, result.seq, result.epoch, error))
+
+
+def _timed(result: Result, *, busy_ns: int, idle_ns: int) -> Result:
+    # Not msgspec.structs.replace: that is several times slower, and this runs once a step.
+    return Result(
+        result.rank,
+        result.seq,
+        result.epoch,
+        result.ok,
+        result.reason,
+        result.code,
+        result.samples,
+        result.facts,
+        result.census,
+        busy_ns // 1000,
+        idle_ns // 1000,
+        result.field,
+        result.fix,
+        result.parts,
+    )

@@ -1,0 +1,174 @@
+"""Runs plans on this rank's device: load once, then rows to logits to tokens.
+
+    LOAD     checkpoint ─▶ family ─▶ bind ─▶ Backend.bind ─▶ Program, pools, lanes
+    rows     LaneRows ─▶ Lanes.check, apply ─▶ Batch ─▶ Program.run ─▶ logits ─▶ draw ─▶ Sample
+    CENSUS   what the lanes hold        FLUSH   forget all lanes
+
+Raises what ended a plan; the plan loop turns it into the plan's one answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from backends.base import PAGE_LEN, Backend, KvPool, Limits, LoadProgress, OpenOptions, Program, Unsupported
+from backends.quant import QuantType
+from homeserve.errors import BudgetError, SettingError, UnsupportedModel
+from homeserve.wire.records import Boot, LoadSpec, Logprobs, Plan, PlanKind, PoolCensus, RankFacts, Sample
+from homeserve.worker.lanes import Group, LaneRefused, Lanes
+from homeserve.worker.sampling import draw, logprobs
+
+KV_TYPES = ("F16", "BF16", "F32")
+NO_TOKEN = -1
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a plan gives beside its number."""
+
+    samples: tuple[Sample, ...] = ()
+    facts: RankFacts | None = None
+    census: tuple[PoolCensus, ...] = ()
+
+
+class Runner:
+    """The model on this rank. Holds nothing before its LOAD plan."""
+
+    def __init__(self, boot: Boot, progress: LoadProgress) -> None:
+        self._boot = boot
+        self._progress = progress
+        self._backend: Backend | None = None
+        self._program: Program | None = None
+        self._lanes: Lanes | None = None
+        self._kv_slots = 0
+
+    def run(self, plan: Plan) -> Answer:
+        """Execute one plan. Raises HomeserveError, LaneRefused or NotANumber: the reason that goes into its answer."""
+        if plan.kind == PlanKind.LOAD:
+            if plan.load is None:
+                raise LaneRefused("a load plan without a load")
+            return Answer(facts=self._load(plan.load))
+        if plan.kind == PlanKind.STOP:
+            return Answer()
+        lanes = self._lanes
+        if lanes is None:
+            raise LaneRefused(f"plan kind {plan.kind} before any load")
+        lanes.check(plan)
+        lanes.apply(plan)
+        if plan.kind == PlanKind.CENSUS:
+            return Answer(census=(PoolCensus("kv", self._kv_slots, lanes.occupied()),))
+        if plan.kind == PlanKind.FLUSH:
+            lanes.lanes[:] = [None] * len(lanes.lanes)
+            return Answer()
+        return Answer(samples=self._compute(lanes, plan)) if plan.rows else Answer()
+
+    def close(self) -> None:
+        """Give the device back."""
+        if self._program is not None:
+            self._program.close()
+        if self._backend is not None:
+            self._backend.close()
+        self._program = self._backend = self._lanes = None
+
+    # -------------------------------------------------------------------------------------------------------- load
+
+    def _load(self, spec: LoadSpec) -> RankFacts:
+        # Imported here: the worker says Hello before it reads what only a load needs.
+        from backends.registry import open_backend
+
+        from homeserve import checkpoint as checkpoints
+        from homeserve.models.bind import bind
+        from homeserve.models.registry import family
+
+        self.close()
+        self._progress("reading the model", 0, 0)
+        checkpoint = checkpoints.open(spec.path)
+        try:
+            declared = family(checkpoint.arch)
+            config = declared.config_from(checkpoint.metadata)
+            layers = range(spec.layer_first, config.layers if spec.layer_end < 0 else spec.layer_end)
+            bound = bind(declared, config, checkpoint.tensors, layers)
+            boot = self._boot
+            options = OpenOptions(boot.device_index, boot.threads, boot.cores, boot.isa)
+            self._backend = backend = open_backend(boot.backend, options)
+            _require_invariant(spec, backend)
+            limits = Limits(spec.rows, spec.logit_rows, spec.lanes, spec.lane_pages)
+            kv = KvPool(bound.kv_layers, _whole_pages(spec.kv_slots), _kv_type(spec.kv_type))
+            try:
+                self._program = backend.bind(bound.ops, bound.weights, kv, limits, self._progress)
+            except Unsupported as error:
+                raise UnsupportedModel(str(error), fix="use another backend or another quantisation") from error
+            except MemoryError as error:
+                raise BudgetError(
+                    f"rank {boot.rank} ran out of memory while loading: {error}", fix="lower --kv-tokens or --context"
+                ) from error
+            checkpoint.drop_pages()
+        finally:
+            # The program keeps what it still reads of the mapped files alive.
+            checkpoint.close()
+        self._kv_slots = kv.slots
+        self._lanes = Lanes(limits, config.vocab, kv.slots // PAGE_LEN)
+        facts = backend.facts
+        return RankFacts(
+            facts.backend,
+            facts.name,
+            facts.isa,
+            facts.threads,
+            facts.batch_invariant,
+            tuple(self._program.memory_lines().items()),
+            (layers.start, layers.stop),
+        )
+
+    # ---------------------------------------------------------------------------------------------------- computing
+
+    def _compute(self, lanes: Lanes, plan: Plan) -> tuple[Sample, ...]:
+        assert self._program is not None
+        batch, groups = lanes.batch(plan.rows)
+        logits = self._program.run(batch)
+        samples = []
+        for group in groups:
+            lanes.advance(group)
+            if group.logit_count:
+                samples.append(self._sample(lanes, group, logits[group.logits_first :][: group.logit_count]))
+        return tuple(samples)
+
+    def _sample(self, lanes: Lanes, group: Group, logits: npt.NDArray[np.float32]) -> Sample:
+        """The group's answer from its own logits `[logit_count, vocab]`."""
+        rows, lane = group.rows, lanes[group.lane]
+        position = rows.start + len(group.inputs)
+        prompt: tuple[Logprobs, ...] = ()
+        if rows.prompt_logprobs >= 0:
+            prompt = tuple(
+                logprobs(row, int(token), rows.prompt_logprobs)
+                for row, token in zip(logits, group.inputs[1:], strict=False)
+            )
+        if not rows.sample:
+            return Sample(group.lane, rows.request, position, NO_TOKEN, prompt_logprobs=prompt)
+        row, sampling = logits[-1], lane.sampling
+        token = draw(row, sampling, lane.counts, position, position - lane.prompt_len)
+        lane.last_token = token
+        told = logprobs(row, token, sampling.top_logprobs) if sampling.top_logprobs >= 0 else None
+        return Sample(group.lane, rows.request, position, token, told, prompt)
+
+
+def _require_invariant(spec: LoadSpec, backend: Backend) -> None:
+    if spec.deterministic and not backend.facts.batch_invariant:
+        raise UnsupportedModel(
+            f"backend {backend.facts.backend} gives a row other last digits in another batch",
+            field="deterministic",
+            fix="leave --deterministic off there",
+        )
+
+
+def _kv_type(name: str) -> QuantType:
+    if name.upper() not in KV_TYPES:
+        known = ", ".join(KV_TYPES).lower()
+        raise SettingError(f"KV type {name!r} is not supported; there is: {known}", field="kv_type")
+    return QuantType[name.upper()]
+
+
+def _whole_pages(slots: int) -> int:
+    return max(1, slots // PAGE_LEN) * PAGE_LEN
