@@ -9,7 +9,7 @@ from gguf.quants import dequantize, quantize
 
 from backends.base import OpenOptions, TensorView
 from backends.quant import QuantType
-from backends.reference.backend import ReferenceBackend
+from backends.reference.backend import ReferenceBackend, capability_table
 from backends.reference.dequant import INTEGERS, dequantise
 
 TABLE = {(entry.op, entry.type): entry for entry in ReferenceBackend(OpenOptions()).capabilities()}
@@ -47,3 +47,9 @@ def test_plain_types_are_read_as_the_format_package_reads_them() -> None:
         got = dequantise(TensorView("plain", kind, 4, 64, bytes_))
         exact = dequantize(quantize(values, name), name)
         assert np.array_equal(got, exact)
+
+
+def test_without_the_format_package_blocked_types_are_refused_with_what_to_install() -> None:
+    table = {(entry.op, entry.type): entry for entry in capability_table(has_gguf=False)}
+    assert table["linear", "F32"].ok and table["linear", "BF16"].ok
+    assert table["linear", "Q4_1"].ok is False and "pip install gguf" in table["linear", "Q4_1"].why

@@ -35,7 +35,7 @@ VIOLATIONS = [
 
 
 def lint(folder: Path) -> str:
-    """What lint-imports says of the tree in `folder`. The `PYTHONPATH` keeps the installed package out of sight."""
+    """What lint-imports says of the tree in `folder`, on one line. The `PYTHONPATH` keeps the installed package out of sight."""
     done = subprocess.run(
         [str(Path(sys.executable).parent / "lint-imports"), "--no-logo", "--no-cache"],
         cwd=folder,
@@ -45,7 +45,7 @@ def lint(folder: Path) -> str:
         timeout=100,
         check=False,
     )
-    return f"exit {done.returncode}\n{done.stdout}{done.stderr}"
+    return f"exit {done.returncode}\n{' '.join((done.stdout + done.stderr).split())}"
 
 
 @pytest.fixture
@@ -70,6 +70,17 @@ def test_the_contracts_hold(tree: Path) -> None:
     assert said.startswith("exit 0"), said
     for name in CONTRACTS.values():
         assert f"{name} KEPT" in said
+
+
+def test_every_backend_module_but_the_seam_is_kept_from_the_engine_process() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    forbidden = next(set(contract["forbidden_modules"]) for contract in contracts if contract["id"] == "engine-process")
+    modules = {f"backends.{path.stem}" for path in (ROOT / "backends").iterdir() if _is_module(path)}
+    assert modules - forbidden == {"backends.base", "backends.quant"}
+
+
+def _is_module(path: Path) -> bool:
+    return (path.suffix == ".py" and path.stem != "__init__") or (path / "__init__.py").is_file()
 
 
 def test_every_contract_has_a_violation_planted_for_it() -> None:
