@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from backends.base import Capability, DeviceFacts, KvPool, Limits, LoadProgress,
 from backends.needs import refuse_missing
 from backends.quant import QuantType
 from backends.reference.compute import Array
-from backends.reference.dequant import DEQUANTISED, dequantise
+from backends.reference.dequant import INTEGERS, PLAIN, dequantise
 from backends.reference.pools import POOL_TYPES, pool_bytes
 from backends.reference.program import ReferenceProgram
 from budget.host import read_memory
@@ -32,6 +33,7 @@ class ReferenceBackend:
         if named not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, is {named!r}")
         self.dtype: np.dtype[np.floating] = DTYPES[named]
+        self._table = capability_table(has_gguf=find_spec("gguf") is not None)
         self.facts = DeviceFacts(
             backend="reference",
             name=platform.processor() or platform.machine(),
@@ -41,7 +43,7 @@ class ReferenceBackend:
         )
 
     def capabilities(self) -> tuple[Capability, ...]:
-        return CAPABILITIES
+        return self._table
 
     def bind(
         self,
@@ -51,7 +53,7 @@ class ReferenceBackend:
         limits: Limits,
         progress: LoadProgress,
     ) -> ReferenceProgram:
-        refuse_missing(self.facts.backend, CAPABILITIES, ops, weights, kv)
+        refuse_missing(self.facts.backend, self._table, ops, weights, kv)
         self._refuse_too_large(weights, kv)
         total = sum(view.data.nbytes for view in weights.values())
         dense: dict[str, Array] = {}
@@ -76,16 +78,20 @@ class ReferenceBackend:
             )
 
 
-def _table() -> tuple[Capability, ...]:
+def capability_table(*, has_gguf: bool) -> tuple[Capability, ...]:
+    """Every entry. Without the package `gguf`, no dependency of a plain install, only plain floats are read."""
     entries = []
     for op in ("embed_rows", "linear", "norm", "bias"):
         for kind in QuantType:
-            ok = kind in DEQUANTISED
-            entries.append(Capability(op, kind.name, ok, "" if ok else "an integer type holds no weights"))
+            why = _why_not(kind, has_gguf)
+            entries.append(Capability(op, kind.name, not why, why))
     for op in ("rope_store", "attention"):
         entries += [Capability(op, kind.name, True) for kind in POOL_TYPES]
     entries += [Capability("gated_activation", "silu", True), Capability("select_rows", "F32", True)]
     return tuple(entries)
 
 
-CAPABILITIES = _table()
+def _why_not(kind: QuantType, has_gguf: bool) -> str:
+    if kind in INTEGERS:
+        return "an integer type holds no weights"
+    return "" if has_gguf or kind in PLAIN else "needs the package gguf (pip install gguf)"

@@ -1,7 +1,8 @@
 """Packed tensors to dense arrays.
 
 Plain floats are read here; every blocked type goes through the `gguf` package, whose formulas are not ours: that
-is what makes this backend an oracle. The package is imported on first need (it takes half a second) and only here.
+is what makes this backend an oracle. The package is imported on first need (it takes half a second) and only here; the
+capability table says no to blocked types where it is not installed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ DEQUANTISED = frozenset(QuantType) - INTEGERS
 
 
 def dequantise(view: TensorView, dtype: npt.DTypeLike = np.float32) -> Array:
-    """The tensor as `[rows, cols]` of `dtype`. Raises ImportError where a blocked type is met without `gguf`."""
+    """The tensor as `[rows, cols]` of `dtype`."""
     assert view.type in DEQUANTISED, f"{view.name} is of type {view.type.name}; bind refuses these"
     dense = _plain(view) if view.type in PLAIN else _blocked(view)
     return np.ascontiguousarray(dense.reshape(view.rows, view.cols), dtype=dtype)
@@ -49,13 +50,9 @@ def _plain(view: TensorView) -> Array:
 
 
 def _blocked(view: TensorView) -> Array:
-    try:
-        from gguf import GGMLQuantizationType
-        from gguf.quants import dequantize
-    except ImportError as error:
-        raise ImportError(
-            f"the reference backend reads {view.type.name} tensors with the package gguf: pip install gguf"
-        ) from error
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
     rows = view.data.reshape(view.rows, view.type.row_bytes(view.cols))
     dense: Array = dequantize(rows, GGMLQuantizationType(view.type.gguf_id))
     return dense
