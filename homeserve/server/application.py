@@ -6,6 +6,7 @@ import logging
 import socket
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from homeserve.server.context import ServerContext
 from homeserve.server.edge import edge, headers_of_every_answer
@@ -92,7 +93,7 @@ def _wire_log() -> logging.Logger:
 
 
 def _brief(record: logging.LogRecord) -> bool:
-    if record.exc_info and record.exc_info[1] is not None:
+    if record.exc_info and isinstance(record.exc_info[1], HttpProcessingError):
         record.msg = f"{record.getMessage()}: {type(record.exc_info[1]).__name__}"
         record.args = ()
         record.exc_info = None

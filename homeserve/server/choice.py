@@ -22,10 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Piece:
-    """What a choice gained: text, its tokens, and how it ended, where it did (`stop` or `length`)."""
+    """What a choice gained: text, its tokens, and how it ended, where it did (`stop` or `length`).
+
+    `offsets[i]`: characters of the answer that were complete before token i.
+    """
 
     text: str = ""
     tokens: tuple[int, ...] = ()
+    offsets: tuple[int, ...] = ()
     logprobs: tuple[Logprobs, ...] = ()
     prompt_logprobs: tuple[Logprobs, ...] = ()
     finish: str | None = None
@@ -64,20 +68,19 @@ class Choice:
         self._of_prompt.extend(event.prompt_logprobs)
         if self._silent:
             return self._push_silent(event)
-        text, used, stopped = "", len(event.tokens), False
-        if event.tokens:
-            delta = self._text.push(event.tokens)
-            text, stopped = delta.text, delta.stopped
-            used = delta.tokens_used if stopped else used
+        delta = self._text.push(event.tokens)
+        text, used, stopped = delta.text, delta.tokens_used, delta.stopped
+        if event.finish is not None and not stopped:
+            tail = self._text.finish()
+            text, stopped = text + tail.text, tail.stopped
+            self.finish = event.finish.value
         if stopped:
             self.finish = FinishReason.STOP.value
-        elif event.finish is not None:
-            text += self._text.finish()
-            self.finish = event.finish.value
         self.completion_tokens += used
         return Piece(
             text=text,
             tokens=event.tokens[:used],
+            offsets=delta.offsets,
             logprobs=event.logprobs[:used],
             prompt_logprobs=self._take_of_prompt() if event.tokens or self.finish else (),
             finish=self.finish,
@@ -101,6 +104,7 @@ def join(pieces: Sequence[Piece]) -> Piece:
     return Piece(
         text="".join(p.text for p in pieces),
         tokens=tuple(token for p in pieces for token in p.tokens),
+        offsets=tuple(offset for p in pieces for offset in p.offsets),
         logprobs=tuple(entry for p in pieces for entry in p.logprobs),
         prompt_logprobs=tuple(entry for p in pieces for entry in p.prompt_logprobs),
         finish=pieces[-1].finish if pieces else None,

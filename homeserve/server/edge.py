@@ -10,6 +10,7 @@ import logging
 import re
 import secrets
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -21,13 +22,13 @@ from homeserve.server.parts import PARTS
 
 log = logging.getLogger("homeserve.server")
 
-_REQUEST_ID = "homeserve.request_id"
+_request_id: ContextVar[str] = ContextVar("request_id")
+"""Of the request whose handler runs: each has a task, and so a context, of its own."""
 _CLIENT_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-def request_id_of(request: web.Request) -> str:
-    request_id: str = request[_REQUEST_ID]
-    return request_id
+def current_request_id() -> str:
+    return _request_id.get()
 
 
 def error_response(error: RequestError) -> web.Response:
@@ -50,8 +51,8 @@ def edge(keys: KeyRing) -> Middleware:
 
     @web.middleware
     async def around(request: web.Request, handler: Handler) -> web.StreamResponse:
-        request_id = _request_id(request.headers.get("x-request-id"))
-        request[_REQUEST_ID] = request_id
+        request_id = _id_for(request.headers.get("x-request-id"))
+        _request_id.set(request_id)
         response = await _answer(request, handler, keys, request_id)
         if not response.prepared:
             response.headers["x-request-id"] = request_id
@@ -78,7 +79,7 @@ async def _answer(request: web.Request, handler: Handler, keys: KeyRing, request
         return error_response(RequestFailed(request_id))
 
 
-def _request_id(given: str | None) -> str:
+def _id_for(given: str | None) -> str:
     """The client's own id where it is a plain word, else a new one."""
     if given is not None and _CLIENT_ID.fullmatch(given):
         return given

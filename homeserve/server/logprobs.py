@@ -34,48 +34,42 @@ def _chat_token(tokenizer: Tokenizer, token: int, value: float) -> dict[str, Any
     return {"token": spelled.decode("utf-8", "replace"), "logprob": max(value, LEAST), "bytes": list(spelled)}
 
 
-class CompletionLogprobs:
-    """Writes the lists of one choice piece by piece, keeping the place in its text."""
+def completion_logprobs(tokenizer: Tokenizer, entries: Sequence[Logprobs], offsets: Sequence[int]) -> dict[str, Any]:
+    """The `logprobs` lists of a completion choice or chunk; `offsets` runs parallel to `entries`."""
+    return {
+        "tokens": [_name(tokenizer, entry.token) for entry in entries],
+        "token_logprobs": [max(entry.logprob, LEAST) for entry in entries],
+        "top_logprobs": [_top(tokenizer, entry) for entry in entries],
+        "text_offset": list(offsets),
+    }
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer)
-        self._offset = 0
 
-    def echo(self, ids: Sequence[int], text: str, entries: Sequence[Logprobs]) -> dict[str, Any]:
-        """Lists of the prompt's own tokens: the first has no log-probability. `text` is what `echo` writes of them."""
-        lists = self.piece([Logprobs(token=ids[0], logprob=0.0), *entries])
-        lists["token_logprobs"][0] = None
-        lists["top_logprobs"][0] = None
-        self._detokenizer = Detokenizer(self._tokenizer)
-        self._offset = len(text)
-        return lists
+def prompt_logprobs(tokenizer: Tokenizer, ids: Sequence[int], entries: Sequence[Logprobs]) -> dict[str, Any]:
+    """The lists of a prompt's own tokens (`echo`). The first token has no log-probability."""
+    detokenizer, offset, offsets = Detokenizer(tokenizer), 0, []
+    for token in ids:
+        offsets.append(offset)
+        offset += len(detokenizer.push((token,)))
+    lists = completion_logprobs(tokenizer, [Logprobs(token=ids[0], logprob=0.0), *entries], offsets)
+    lists["token_logprobs"][0] = None
+    lists["top_logprobs"][0] = None
+    return lists
 
-    def piece(self, entries: Sequence[Logprobs]) -> dict[str, Any]:
-        offsets = []
-        for entry in entries:
-            offsets.append(self._offset)
-            self._offset += len(self._detokenizer.push([entry.token]))
-        return {
-            "tokens": [self._name(entry.token) for entry in entries],
-            "token_logprobs": [max(entry.logprob, LEAST) for entry in entries],
-            "top_logprobs": [self._top(entry) for entry in entries],
-            "text_offset": offsets,
-        }
 
-    def _top(self, entry: Logprobs) -> dict[str, float]:
-        """The most likely tokens and, if it is none of them, the drawn one."""
-        top = {self._name(token): max(value, LEAST) for token, value in entry.top}
-        top.setdefault(self._name(entry.token), max(entry.logprob, LEAST))
-        return top
+def _top(tokenizer: Tokenizer, entry: Logprobs) -> dict[str, float]:
+    """The most likely tokens and, if it is none of them, the drawn one."""
+    top = {_name(tokenizer, token): max(value, LEAST) for token, value in entry.top}
+    top.setdefault(_name(tokenizer, entry.token), max(entry.logprob, LEAST))
+    return top
 
-    def _name(self, token: int) -> str:
-        """Text of a token; bytes that are no whole characters are spelled `bytes:\\xe2\\x80`."""
-        spelled = self._tokenizer.token_bytes(token)
-        try:
-            return spelled.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
+
+def _name(tokenizer: Tokenizer, token: int) -> str:
+    """Text of a token; bytes that are no whole characters are spelled `bytes:\\xe2\\x80`."""
+    spelled = tokenizer.token_bytes(token)
+    try:
+        return spelled.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
 
 
 def join_lists(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from homeserve.errors import UnknownModel
 from homeserve.server.ask import make_ask
 from homeserve.server.bodies import json_response, read_body
 from homeserve.server.context import ModelInfo
-from homeserve.server.edge import request_id_of
+from homeserve.server.edge import current_request_id
 from homeserve.server.fields import ChatRequest, CompletionRequest, refuse_unsupported
 from homeserve.server.parts import PARTS, check_model
 from homeserve.server.prompts import chat_prompt, completion_prompts
@@ -63,7 +63,7 @@ async def post_chat_completions(request: web.Request) -> web.StreamResponse:
         add_generation_prompt=fields.add_generation_prompt is not False,
         template_arguments=arguments,
     )
-    request_id = request_id_of(request)
+    request_id = current_request_id()
     ask = make_ask(
         fields,
         [prompt],
@@ -83,7 +83,7 @@ async def post_completions(request: web.Request) -> web.StreamResponse:
     check_model(fields.model, served)
     refuse_unsupported(fields)
     prompts = await completion_prompts(served.tokenizer, fields.prompt)
-    request_id = request_id_of(request)
+    request_id = current_request_id()
     ask = make_ask(
         fields,
         prompts,

@@ -39,7 +39,7 @@ class Answer:
         self._metrics = metrics
         self._request_id = request_id
         self._choices = [Choice(served.tokenizer, ask.stops, silent=ask.silent) for _ in ask.calls]
-        self._last_token = [0.0] * len(ask.calls)
+        self._last_token: list[float | None] = [None] * len(ask.calls)
         self._open = len(ask.calls)
 
     @property
@@ -63,14 +63,16 @@ class Answer:
         return made
 
     def _observe(self, index: int, tokens: int) -> None:
-        now = time.perf_counter()
-        if self._last_token[index]:
-            self._metrics.inter_token.observe((now - self._last_token[index]) / tokens, tokens)
-        else:
-            timings = self._generation.streams[index].timings
-            if timings.first_token is not None:
-                self._metrics.ttft.observe(timings.first_token - timings.submitted)
+        """Time to the first token, then time between tokens; tokens that came together share the time since the last."""
+        now = time.monotonic()
+        since = self._last_token[index]
         self._last_token[index] = now
+        timings = self._generation.streams[index].timings
+        if since is None and timings.first_token is not None:
+            self._metrics.ttft.observe(timings.first_token - timings.submitted)
+            since, tokens = timings.first_token, tokens - 1
+        if since is not None and tokens:
+            self._metrics.inter_token.observe(max(0.0, now - since) / tokens, tokens)
 
     def usage(self) -> dict[str, Any]:
         return usage_block(*self._counts())

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from homeserve import __version__
 from homeserve.server.ask import Ask
 from homeserve.server.choice import Piece
-from homeserve.server.logprobs import CompletionLogprobs, chat_logprobs, join_lists
+from homeserve.server.logprobs import chat_logprobs, completion_logprobs, join_lists, prompt_logprobs
 
 if TYPE_CHECKING:
     from homeserve.text.tokenizer import Tokenizer
@@ -133,7 +133,6 @@ class CompletionShape(_Frame):
 
     def __init__(self, ask: Ask, tokenizer: Tokenizer, *, request_id: str, model: str) -> None:
         super().__init__(ask, tokenizer, request_id=request_id, model=model)
-        self._logprobs = [CompletionLogprobs(tokenizer) for _ in ask.calls]
         self._echoes = [_echo_text(ask, tokenizer, p) for p in range(len(ask.prompts))]
 
     def body(self, pieces: Sequence[Piece]) -> dict[str, Any]:
@@ -152,7 +151,7 @@ class CompletionShape(_Frame):
         choice: dict[str, Any] = {
             "index": index,
             "text": echo + piece.text,
-            "logprobs": self._lists(index, piece, echo) if self._ask.logprobs >= 0 else None,
+            "logprobs": self._lists(index, piece, first=first) if self._ask.logprobs >= 0 else None,
             "finish_reason": piece.finish,
         }
         if self._ask.token_ids:
@@ -161,12 +160,13 @@ class CompletionShape(_Frame):
                 choice["prompt_token_ids"] = list(prompt.ids)
         return choice
 
-    def _lists(self, index: int, piece: Piece, echo: str) -> dict[str, Any]:
-        writer = self._logprobs[index]
-        if not piece.prompt_logprobs and not echo:
-            return writer.piece(piece.logprobs)
+    def _lists(self, index: int, piece: Piece, *, first: bool) -> dict[str, Any]:
+        before = len(self._echoes[index // self._ask.n])
+        lists = completion_logprobs(self._tokenizer, piece.logprobs, [before + offset for offset in piece.offsets])
+        if not (first and self._ask.echo):
+            return lists
         ids = self._ask.prompt_of(index).ids
-        return join_lists([writer.echo(ids, echo, piece.prompt_logprobs), writer.piece(piece.logprobs)])
+        return join_lists([prompt_logprobs(self._tokenizer, ids, piece.prompt_logprobs), lists])
 
 
 def _echo_text(ask: Ask, tokenizer: Tokenizer, place: int) -> str:

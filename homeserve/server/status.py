@@ -7,6 +7,7 @@ reader can tell "nothing happened" from "nobody counted".
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from homeserve import __version__
 from homeserve.errors import RequestFailed
 from homeserve.server.bodies import json_response
 from homeserve.server.context import ModelInfo, ServerContext
-from homeserve.server.edge import request_id_of
+from homeserve.server.edge import current_request_id
 from homeserve.server.parts import PARTS
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ async def get_census(request: web.Request) -> web.StreamResponse:
         return json_response(await served.engine.census(CENSUS_TIMEOUT_S))
     except TimeoutError:
         log.warning("census: the ranks did not answer within %.0f s", CENSUS_TIMEOUT_S)
-        raise RequestFailed(request_id_of(request)) from None
+        raise RequestFailed(current_request_id()) from None
 
 
 def status_of(
@@ -133,7 +134,7 @@ def _rank(index: int, rank: RankStatus, resident_mib: float | None) -> dict[str,
 
 def _resident_mib(pids: Sequence[int | None]) -> list[float | None]:
     """Resident memory of each process in MiB; None for one that is gone."""
-    import psutil
+    psutil: Any = importlib.import_module("psutil")
 
     found: list[float | None] = []
     for pid in pids:
