@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -191,7 +192,28 @@ def box(tmp_path: Path) -> Iterator[Box]:
     made.close()
 
 
+@pytest.fixture(name="wait_until")
+def wait_until_fixture() -> Callable[..., Any]:
+    """`wait_until(what, condition)`: the first true value of `condition`."""
+    return wait_until
+
+
 @pytest.fixture
 def tiny() -> str:
     """A model that loads at once: random weights, vocabulary of 512."""
     return str(TINY)
+
+
+@pytest.fixture
+def start_server(box: Box, smollm2: str) -> Callable[..., AbstractContextManager[Run]]:
+    """`with start_server(*flags) as run:` a ready server of the default model, which must drain and leave nothing."""
+
+    @contextmanager
+    def start(*flags: str, **environ: str) -> Iterator[Run]:
+        run = box.up(smollm2, *flags, **environ)
+        yield run
+        run.send(signal.SIGTERM)
+        assert run.wait() == 0, run.err
+        assert run.left_behind() == []
+
+    return start

@@ -1,0 +1,108 @@
+"""Ctrl-C at any moment: 30 of them, spread over start, load, stream and drain.
+
+The moments are drawn with a seed that is printed. Each run ends soon, with 130 before it was ready and 0 after, without
+a traceback, and leaves nothing. Every other one is sent to the whole process group, as a terminal does it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SEED = int(os.environ.get("HOMESERVE_TEST_SEED", "20250131"))
+_DRAW = random.Random(SEED)
+
+START = [("start", round(_DRAW.uniform(0.0, 0.25), 3)) for _ in range(8)]
+LOAD = [("load", round(_DRAW.uniform(0.0, 0.8), 3)) for _ in range(10)]
+STREAM = [("stream", _DRAW.randrange(1, 60)) for _ in range(6)]
+DRAIN = [("drain", _DRAW.randrange(1, 40)) for _ in range(6)]
+MOMENTS = START + LOAD + STREAM + DRAIN
+assert len(MOMENTS) == 30
+
+
+@pytest.mark.parametrize("index", range(len(MOMENTS)), ids=lambda index: "-".join(map(str, MOMENTS[index])))
+def test_ctrl_c(box: Any, smollm2: str, wait_until: Any, index: int) -> None:
+    phase, when = MOMENTS[index]
+    print(f"seed {SEED}, moment {phase} {when}")
+    run = box.start("up", smollm2)
+    wait_until("the command runs", lambda: _catches_sigterm(run.pid))
+    if phase == "start":
+        time.sleep(when)
+        _interrupt(run, index)
+    elif phase == "load":
+        wait_until("a worker", lambda: _note_children(run) or run.process.poll() is not None)
+        time.sleep(when)
+        _interrupt(run, index)
+    else:
+        run.wait_ready()
+        _interrupt_stream(run, phase, int(when), index)
+    code = run.wait()
+    ready = "\nready " in run.out
+    assert code == (0 if ready else 130), run.err
+    if phase in ("stream", "drain"):
+        assert ready
+    assert "Traceback" not in run.err and "KeyboardInterrupt" not in run.err, run.err
+    assert run.left_behind() == []
+
+
+def _interrupt_stream(run: Any, phase: str, chunks: int, index: int) -> None:
+    """After `chunks` lines of a long answer: one Ctrl-C, and where the drain is meant, another one in it."""
+    model = json.loads(run.ready_file.read_text())["model"]
+    body = {"model": model, "prompt": "Once", "max_tokens": 2000, "stream": True, "ignore_eos": True}
+    request = urllib.request.Request(
+        f"{run.url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        _read(answer, chunks)
+        _interrupt(run, index)
+        if phase == "drain":
+            _read(answer, 2 * chunks)
+            assert run.process.poll() is None, "the stream goes on while the server drains"
+            _interrupt(run, index + 1)
+    # A client that leaves ends the drain: its request is aborted, and nothing else is open.
+
+
+def _read(answer: Any, lines: int) -> None:
+    for _ in range(lines):
+        assert answer.readline()
+
+
+def _interrupt(run: Any, index: int) -> None:
+    _note_children(run)
+    if index % 2:
+        os.killpg(run.pid, signal.SIGINT)
+    else:
+        os.kill(run.pid, signal.SIGINT)
+
+
+def _note_children(run: Any) -> bool:
+    """Whether there are any; all that are seen are looked for at the end."""
+    found = {
+        int(word)
+        for path in Path(f"/proc/{run.pid}/task").glob("*/children")
+        if path.exists()
+        for word in _text(path).split()
+    }
+    run.pids |= found
+    return bool(found)
+
+
+def _catches_sigterm(pid: int) -> bool:
+    """The command's own handlers are in place: the interpreter itself catches SIGINT alone."""
+    line = next((line for line in _text(Path(f"/proc/{pid}/status")).splitlines() if line.startswith("SigCgt:")), "")
+    return bool(line) and bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
