@@ -37,12 +37,13 @@ def open(path: str) -> Checkpoint:
 
 
 def _open_folder(path: str) -> Checkpoint:
-    if any(name.endswith(".safetensors") for name in os.listdir(path)):
+    names = _listed(path)
+    if any(name.endswith(".safetensors") for name in names):
         # Imported on demand: a GGUF, the common case, starts without it.
         from homeserve.checkpoint import safetensors_folder
 
         return safetensors_folder.open_folder(path)
-    files = [name for name in sorted(os.listdir(path)) if name.endswith(".gguf")]
+    files = [name for name in names if name.endswith(".gguf")]
     starts = [name for name in files if not (part := _PART.match(name)) or int(part["number"]) == 1]
     if len(starts) == 1:
         return _open_gguf(os.path.join(path, starts[0]))
@@ -50,6 +51,14 @@ def _open_folder(path: str) -> Checkpoint:
         raise CheckpointError(path, "folder", f"holds several models: {', '.join(starts[:8])}", fix="name one of them")
     fix = "give a GGUF file, or a folder with config.json and *.safetensors"
     raise ModelNotFound(f"the folder {path} holds no model", field="model", fix=fix)
+
+
+def _listed(path: str) -> list[str]:
+    try:
+        return sorted(os.listdir(path))
+    except OSError as error:
+        what = f"cannot be read: {error.strerror}"
+        raise CheckpointError(path, "folder", what, fix="check its permissions") from error
 
 
 def _open_gguf(path: str) -> Checkpoint:
