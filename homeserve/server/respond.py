@@ -63,7 +63,7 @@ class Answer:
         return made
 
     def _observe(self, index: int, tokens: int) -> None:
-        """Time to the first token, then time between tokens; tokens that came together share the time since the last."""
+        """Time to the first token, then time between tokens; tokens that come together share the time."""
         now = time.monotonic()
         since = self._last_token[index]
         self._last_token[index] = now

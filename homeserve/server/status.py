@@ -6,10 +6,8 @@ reader can tell "nothing happened" from "nobody counted".
 
 from __future__ import annotations
 
-import asyncio
-import importlib
 import logging
-from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -23,19 +21,15 @@ from homeserve.server.parts import PARTS
 
 if TYPE_CHECKING:
     from homeserve.engine.engine import EngineSnapshot
-    from homeserve.fleet import RankStatus
 
 log = logging.getLogger("homeserve.server")
 
-MIB = 1 << 20
 CENSUS_TIMEOUT_S = 30.0
 
 
 async def get_status(request: web.Request) -> web.StreamResponse:
     context = request.app[PARTS].context
-    ranks = list(context.fleet.ranks) if context.fleet is not None else []
-    resident = await asyncio.to_thread(_resident_mib, [rank.pid for rank in ranks])
-    return json_response(status_of(context, ranks, resident))
+    return json_response(status_of(context))
 
 
 async def get_census(request: web.Request) -> web.StreamResponse:
@@ -47,10 +41,8 @@ async def get_census(request: web.Request) -> web.StreamResponse:
         raise RequestFailed(current_request_id()) from None
 
 
-def status_of(
-    context: ServerContext, ranks: Sequence[RankStatus], resident_mib: Sequence[float | None]
-) -> dict[str, Any]:
-    """The status object. `resident_mib` runs parallel to `ranks`."""
+def status_of(context: ServerContext) -> dict[str, Any]:
+    """The status object."""
     load = context.load()
     engine = context.engine.snapshot() if context.engine is not None else None
     return {
@@ -69,7 +61,7 @@ def status_of(
         "draft": _DRAFT,
         "flip": _FLIP,
         "layouts_measured": {"pipeline": None, "tensor": None},
-        "ranks": [_rank(i, rank, mib) for i, (rank, mib) in enumerate(zip(ranks, resident_mib, strict=True))],
+        "ranks": [asdict(rank) for rank in context.fleet.ranks] if context.fleet is not None else [],
         "events": list(engine.events) if engine is not None else [],
     }
 
@@ -109,37 +101,3 @@ def _engine_part(engine: EngineSnapshot | None) -> dict[str, Any]:
 
 def _known(engine: EngineSnapshot | None, *names: str, prefix: str = "") -> dict[str, Any]:
     return {name: None if engine is None else getattr(engine, prefix + name) for name in names}
-
-
-def _rank(index: int, rank: RankStatus, resident_mib: float | None) -> dict[str, Any]:
-    facts = rank.facts
-    return {
-        "rank": index,
-        "pid": rank.pid,
-        "device": facts.device if facts else None,
-        "backend": facts.backend if facts else None,
-        "isa": facts.isa if facts else None,
-        "threads": facts.threads if facts else None,
-        "restarts": rank.restarts,
-        "last_seq": rank.last_seq,
-        "layers": None,
-        "busy_ms": rank.busy_ms,
-        "idle_ms": rank.idle_ms,
-        "rss_mib": resident_mib,
-        "lines_mib": {name: round(size / MIB, 3) for name, size in facts.lines} if facts else None,
-        "copied_bytes": None,
-        "collectives": {"count": None, "us_p50": None, "us_p99": None},
-    }
-
-
-def _resident_mib(pids: Sequence[int | None]) -> list[float | None]:
-    """Resident memory of each process in MiB; None for one that is gone."""
-    psutil: Any = importlib.import_module("psutil")
-
-    found: list[float | None] = []
-    for pid in pids:
-        try:
-            found.append(round(psutil.Process(pid).memory_info().rss / MIB, 1) if pid else None)
-        except psutil.Error:
-            found.append(None)
-    return found

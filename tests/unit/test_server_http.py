@@ -15,6 +15,7 @@ import pytest
 
 from homeserve.engine.engine import Engine
 from homeserve.engine.request import EngineLimits
+from homeserve.fleet import RankStatus
 from homeserve.server import sse
 from homeserve.server.application import HttpServer
 from homeserve.server.context import LoadProgress, ModelInfo, ServerContext
@@ -25,7 +26,6 @@ from homeserve.wire.records import (
     NewLane,
     PlanKind,
     PoolCensus,
-    RankFacts,
     Result,
     Sample,
     unpack_ints,
@@ -62,15 +62,7 @@ class PlainTemplates:
         return "".join(f"{m['role']}: {m['content']}\n" for m in messages)
 
 
-class RankView:
-    """What status reads of a rank."""
-
-    pid = None
-    restarts = 2
-    last_seq = 7
-    busy_ms = 1.5
-    idle_ms = 2.5
-    facts = RankFacts("cpu", "cpu:0", "avx2", 2, True, (("weights", 3 << 20),))
+RANK = RankStatus(0, None, "cpu:0", "cpu", "avx2", 2, 2, 7, None, 1.5, 2.5, None, {"weights": 3.0}, None)
 
 
 class ScriptFleet:
@@ -86,7 +78,7 @@ class ScriptFleet:
         self.lanes: dict[int, int] = {}
         self.seq = 0
         self.in_flight = 0
-        self.ranks = [RankView()]
+        self.ranks = [RANK]
 
     def credit(self) -> int:
         return 2 - self.in_flight
