@@ -1,10 +1,10 @@
-"""What an op list needs, in the words of a capability table: pairs of op and type.
+"""What an op list needs, in the words of a capability table: pairs of an op's name and a type.
 
-embed_rows, linear           x  the weight's type
-norm                         x  the weight's type          (a linear's bias counts as `bias` x type)
-rope_store, attention        x  the KV pool's type
-gated_activation             x  the activation's name
-select_rows                  x  F32
+EmbedRows, Linear          x  the weight's type
+Norm, Bias                 x  the weight's type          (Bias is that of a Linear)
+RopeStore, Attention       x  the KV pool's type
+GatedActivation            x  the activation's name
+SelectRows                 x  F32
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ def refuse_missing(
 def _of(op: Op, weights: Mapping[str, TensorView], kv: KvPool) -> Iterable[Need]:
     match op:
         case EmbedRows(table=table):
-            yield "embed_rows", weights[table.name].type.name
+            yield "EmbedRows", weights[table.name].type.name
         case Norm(weight=weight):
-            yield "norm", weights[weight.name].type.name
+            yield "Norm", weights[weight.name].type.name
         case Linear(parts=parts):
             for part in parts:
-                yield "linear", weights[part.weight.name].type.name
+                yield "Linear", weights[part.weight.name].type.name
                 if part.bias is not None:
-                    yield "bias", weights[part.bias.name].type.name
+                    yield "Bias", weights[part.bias.name].type.name
         case RopeStore():
-            yield "rope_store", kv.type.name
+            yield "RopeStore", kv.type.name
         case Attention():
-            yield "attention", kv.type.name
+            yield "Attention", kv.type.name
         case GatedActivation(kind=kind):
-            yield "gated_activation", kind
+            yield "GatedActivation", kind
         case SelectRows():
-            yield "select_rows", "F32"
+            yield "SelectRows", "F32"

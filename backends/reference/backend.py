@@ -81,13 +81,13 @@ class ReferenceBackend:
 def capability_table(*, has_gguf: bool) -> tuple[Capability, ...]:
     """Every entry. Without the package `gguf`, no dependency of a plain install, only plain floats are read."""
     entries = []
-    for op in ("embed_rows", "linear", "norm", "bias"):
+    for op in ("EmbedRows", "Linear", "Norm", "Bias"):
         for kind in QuantType:
             why = _why_not(kind, has_gguf)
             entries.append(Capability(op, kind.name, not why, why))
-    for op in ("rope_store", "attention"):
+    for op in ("RopeStore", "Attention"):
         entries += [Capability(op, kind.name, True) for kind in POOL_TYPES]
-    entries += [Capability("gated_activation", "silu", True), Capability("select_rows", "F32", True)]
+    entries += [Capability("GatedActivation", "silu", True), Capability("SelectRows", "F32", True)]
     return tuple(entries)
 
 

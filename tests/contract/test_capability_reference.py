@@ -24,7 +24,7 @@ def packed(kind: QuantType, rows: int = 3, blocks: int = 2) -> TensorView:
 
 @pytest.mark.parametrize("kind", list(QuantType), ids=lambda kind: kind.name)
 def test_yes_means_that_it_dequantises(kind: QuantType) -> None:
-    entry = TABLE["linear", kind.name]
+    entry = TABLE["Linear", kind.name]
     assert entry.ok is (kind not in INTEGERS)
     if entry.ok:
         dense = dequantise(packed(kind))
@@ -36,7 +36,7 @@ def test_yes_means_that_it_dequantises(kind: QuantType) -> None:
 
 @pytest.mark.parametrize("kind", [k for k in QuantType if k not in INTEGERS], ids=lambda kind: kind.name)
 def test_every_op_with_weights_takes_the_same_types(kind: QuantType) -> None:
-    assert {TABLE[op, kind.name].ok for op in ("embed_rows", "linear", "norm", "bias")} == {True}
+    assert {TABLE[op, kind.name].ok for op in ("EmbedRows", "Linear", "Norm", "Bias")} == {True}
 
 
 def test_plain_types_are_read_as_the_format_package_reads_them() -> None:
@@ -51,5 +51,5 @@ def test_plain_types_are_read_as_the_format_package_reads_them() -> None:
 
 def test_without_the_format_package_blocked_types_are_refused_with_what_to_install() -> None:
     table = {(entry.op, entry.type): entry for entry in capability_table(has_gguf=False)}
-    assert table["linear", "F32"].ok and table["linear", "BF16"].ok
-    assert table["linear", "Q4_1"].ok is False and "pip install gguf" in table["linear", "Q4_1"].why
+    assert table["Linear", "F32"].ok and table["Linear", "BF16"].ok
+    assert table["Linear", "Q4_1"].ok is False and "pip install gguf" in table["Linear", "Q4_1"].why

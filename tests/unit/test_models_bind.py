@@ -351,4 +351,4 @@ def test_every_missing_entry_is_named_not_the_first() -> None:
     bound = bind(LLAMA, CONFIG, given)
     with pytest.raises(Unsupported) as caught:
         program(bound.ops, bound.weights, bound)
-    assert [(entry.op, entry.type) for entry in caught.value.missing] == [("linear", "I8"), ("norm", "I8")]
+    assert [(entry.op, entry.type) for entry in caught.value.missing] == [("Linear", "I8"), ("Norm", "I8")]
