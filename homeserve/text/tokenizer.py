@@ -11,6 +11,7 @@ Safe to use from several threads.
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections.abc import Iterable, Mapping
@@ -27,6 +28,9 @@ from homeserve.text.endings import end_ids
 from homeserve.text.json_source import read_json
 from homeserve.text.spelling import Spelling
 from homeserve.text.vocabulary import TokenType, Vocabulary, read_vocabulary
+
+# Read by the library at each batch: one text needs no pool of threads.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SLOW_MODELS = ("llama", "gemma4")
@@ -102,7 +106,8 @@ class Tokenizer:
         if not text.isascii():
             text = _SURROGATE.sub("\ufffd", text)
         library = self._obeying if parse_special else self._literal_library()
-        ids: list[int] = library.encode(text, add_special_tokens=False).ids
+        # As a batch of one: the library lets other threads run during a batch, not during a single text.
+        ids: list[int] = library.encode_batch_fast([text], add_special_tokens=False)[0].ids
         if add_special:
             if self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
                 ids.insert(0, self.bos_id)

@@ -220,7 +220,7 @@ def test_template_arguments_cannot_replace_the_messages() -> None:
 
 
 def test_chat_and_completions_read_the_same_sampling_fields() -> None:
-    shared = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "typical_p": 0.8, "seed": 3}
+    shared: dict[str, Any] = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "typical_p": 0.8, "seed": 3}
     shared |= {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.3}
     chat = msgspec.convert({"messages": [{"role": "user"}], **shared}, ChatRequest)
     tokenizer: Any = ByteTokenizer()
