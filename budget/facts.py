@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+_AVX512 = frozenset({"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq"})
+
+ISA_LEVELS: Mapping[str, frozenset[str]] = {
+    "avx512vnni": _AVX512 | {"avx512_vnni"},
+    "avx512": _AVX512,
+    "avx2": frozenset({"avx2", "fma", "f16c"}),
+    "baseline": frozenset(),
+}
+"""Levels of CPU kernels, the best first, and the flags that each needs. This is what is told to people before anything
+is loaded; the backend asks the CPU itself."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +47,14 @@ class CpuFacts:
     flags: frozenset[str]
 
     @property
+    def levels(self) -> tuple[str, ...]:
+        """The levels of CPU kernels that the flags allow, the best first."""
+        return tuple(name for name, needed in ISA_LEVELS.items() if needed <= self.flags)
+
+    @property
     def isa(self) -> str:
-        """The best level of x86 kernels that the flags allow, or "baseline"."""
-        levels = (
-            ("avx512vnni", {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}),
-            ("avx512", {"avx512f", "avx512bw", "avx512vl", "avx512dq"}),
-            ("avx2", {"avx2", "fma", "f16c"}),
-        )
-        return next((name for name, needed in levels if needed <= self.flags), "baseline")
+        """The best level."""
+        return self.levels[0]
 
 
 @dataclass(frozen=True)

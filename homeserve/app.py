@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from budget.facts import HostFacts, ModelShape
+from budget.facts import ISA_LEVELS, HostFacts, ModelShape
 from budget.host import read_host
 from budget.plan import MIB, HostPlan, Refusal, Wish, plan_host
 from homeserve.errors import BudgetError, HomeserveError, SettingError
@@ -94,6 +94,11 @@ class App:
             return State.RECOVERING
         return self._state
 
+    @property
+    def backend(self) -> str:
+        """The backend's own name: `auto` is the CPU until there is more than one to choose from."""
+        return "cpu" if self.settings.backend == "auto" else self.settings.backend
+
     # ------------------------------------------------------------------------------------------------------- start
 
     async def start(self) -> None:
@@ -106,6 +111,8 @@ class App:
         self._open_record(listener, url)
         host = await asyncio.to_thread(read_host)
         self._watcher.on_box(host)
+        if self.backend == "cpu":
+            check_kernels(settings.isa, host)
         await self._start_server(listener)
         path = await self._find_model()
         model = await self._load(path, host)
@@ -192,7 +199,7 @@ class App:
             log.info("swept shared memory that a killed server left", extra={"names": ",".join(swept)})
         spec = FleetSpec(
             ranks=1,
-            backend="cpu" if settings.backend == "auto" else settings.backend,
+            backend=self.backend,
             device_index=0,
             threads=settings.threads,
             isa=settings.isa or "",
@@ -422,6 +429,35 @@ def url_of(listener: socket.socket) -> str:
 
 def is_loopback(listener: socket.socket) -> bool:
     return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+
+
+# -------------------------------------------------------------------------------------------------------- CPU kernels
+
+BUILD_KERNELS = "install a C++ compiler (Debian, Ubuntu: apt install g++) and install homeserve again"
+
+
+def kernel_folder() -> Path:
+    """Where the build puts the native CPU libraries. The backend itself is the worker's to import."""
+    import backends
+
+    return Path(backends.__file__ or "").parent / "cpu" / "lib"
+
+
+def kernel_levels() -> tuple[str, ...]:
+    """The levels that were built, the best first."""
+    found = {path.stem for path in kernel_folder().glob("libhomeserve_cpu_*")}
+    return tuple(level for level in ISA_LEVELS if f"libhomeserve_cpu_{level}" in found)
+
+
+def check_kernels(isa: str | None, host: HostFacts) -> None:
+    """Raises SettingError where no level was built, or the one that was asked for cannot be had here."""
+    there = kernel_levels()
+    if not there:
+        raise SettingError(f"no native CPU library in {kernel_folder()}", field="backend", fix=BUILD_KERNELS)
+    usable = [level for level in there if level in host.cpu.levels]
+    if isa is not None and isa not in usable:
+        why = "this CPU cannot run it" if isa in there else "it was not built"
+        raise SettingError(f"--isa {isa}: {why}", field="isa", fix=f"leave it out, or use {' or '.join(usable)}")
 
 
 # ------------------------------------------------------------------------------------------------------ limits and plan

@@ -31,7 +31,6 @@ _SHARED_MEMORY_BYTES = 32 * MIB
 """What the rings of one server take at most, with a margin."""
 _CACHE_BYTES = 256 * MIB
 """Room for the default model while it is fetched."""
-_LEVELS = ("avx512vnni", "avx512", "avx2", "baseline")
 _PACKAGES = ("aiohttp", "msgspec", "numpy", "tokenizers", "jinja2", "prometheus-client", "huggingface-hub", "rich")
 
 
@@ -138,21 +137,13 @@ def _requirements() -> Check:
     return Check("packages", True, ", ".join(found))
 
 
-def native_folder() -> Path:
-    """Where the build put the native CPU libraries, found without importing the backend."""
-    import backends
-
-    return Path(backends.__file__ or "").parent / "cpu" / "lib"
-
-
 def _native(host: HostFacts) -> Check:
-    folder = native_folder()
-    endings = (".so", ".dylib")
-    there = [level for level in _LEVELS if any((folder / f"libhomeserve_cpu_{level}{end}").exists() for end in endings)]
+    from homeserve.app import BUILD_KERNELS, kernel_folder, kernel_levels
+
+    there = kernel_levels()
     if not there:
-        fix = "install a C++ compiler (Debian, Ubuntu: apt install g++) and install homeserve again"
-        return Check("cpu kernels", False, f"no native library in {folder}", fix, fatal=True)
-    usable = [level for level in there if _LEVELS.index(level) >= _LEVELS.index(host.cpu.isa)]
+        return Check("cpu kernels", False, f"no native library in {kernel_folder()}", BUILD_KERNELS, fatal=True)
+    usable = [level for level in there if level in host.cpu.levels]
     if not usable:
         return Check("cpu kernels", False, f"{', '.join(there)} are built, this CPU runs {host.cpu.isa}", fatal=True)
     why = f"{usable[0]} is used; built: {', '.join(there)}; this CPU can run {host.cpu.isa}"

@@ -199,7 +199,8 @@ def test_version_1_quota(tmp_path: Path) -> None:
         ("avx2 fma f16c", "avx2"),
         ("avx2", "baseline"),
         ("avx2 fma f16c avx512f avx512bw avx512vl avx512dq", "avx512"),
-        ("avx512f avx512bw avx512vl avx512dq avx512_vnni", "avx512vnni"),
+        ("avx512f avx512bw avx512vl avx512dq avx512_vnni", "baseline"),
+        ("avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512_vnni", "avx512vnni"),
     ],
 )
 def test_isa_level(flags: str, level: str) -> None:
