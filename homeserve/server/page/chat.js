@@ -97,7 +97,8 @@ function render(target, text) {
   const parts = text.split(/^```[^\n]*\n?/m);
   const nodes = parts.map((part, i) => {
     const node = document.createElement(i % 2 ? "pre" : "span");
-    node.textContent = i % 2 ? part.replace(/\n$/, "") : part;
+    const from = i > 0 ? part.replace(/^\n+/, "") : part;
+    node.textContent = i < parts.length - 1 || i % 2 ? from.replace(/\n+$/, "") : from;
     return node;
   });
   target.replaceChildren(...nodes);
@@ -186,7 +187,7 @@ async function stream(signal, gain) {
   const response = await fetch("/v1/chat/completions", {method: "POST", headers: headers(), body: body(), signal});
   if (!response.ok) throw new Error(await errorText(response));
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "", facts = null, done = false;
+  let rest = "", facts = null, done = false, finish = null;
   while (!done) {
     const read = await reader.read();
     if (read.done) break;
@@ -199,17 +200,19 @@ async function stream(signal, gain) {
       if (chunk.error) throw new Error(chunk.error.message);
       const more = chunk.choices[0]?.delta?.content;
       if (more) gain(more);
-      if (chunk.homeserve) facts = factsText(chunk);
+      finish = chunk.choices[0]?.finish_reason ?? finish;
+      if (chunk.homeserve) facts = factsText(chunk, finish);
     }
   }
   if (!done) throw new Error("the connection ended before the answer did");
   return facts;
 }
 
-function factsText({usage, homeserve: made}) {
+function factsText({usage, homeserve: made}, finish) {
   const parts = [`${usage.completion_tokens} tokens`];
   if (made.decode_tok_s) parts.push(`${made.decode_tok_s.toFixed(1)} a second`);
   if (made.ttft_ms !== null) parts.push(`first after ${Math.round(made.ttft_ms)} ms`);
+  if (finish === "length") parts.push("cut off by the limit of tokens");
   return parts.join(" · ");
 }
 
