@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from homeserve.engine.request import EngineLimits
     from homeserve.fleet import Fleet
     from homeserve.models.config import ModelConfig
+    from homeserve.server.application import HttpServer
     from homeserve.text.templates import TemplateHost
     from homeserve.text.tokenizer import Tokenizer
     from homeserve.wire.records import Result
@@ -50,6 +52,9 @@ log = logging.getLogger(__name__)
 
 PLANS_IN_FLIGHT = 2
 """One computes while the next one lies ready: a rank never waits for the engine to read a result."""
+
+HEAD_START_S = 1.0
+"""How long the server waits for the worker to be spawned."""
 
 FETCH_CANCEL_S = 6.0
 """What an interrupted fetch may take to end its helper process and remove what is half-done."""
@@ -86,6 +91,7 @@ class App:
         self._record: Record | None = None
         self._engine: Engine | None = None
         self._hurry = asyncio.Event()
+        self._spawned = asyncio.Event()
         self.context = ServerContext(settings, state=lambda: self.state.value, load=lambda: self.load_progress)
 
     @property
@@ -108,14 +114,13 @@ class App:
         self._stack.callback(listener.close)
         url = url_of(listener)
         self._warn_if_open(listener)
+        self._clear_ready_file()
         self._open_record(listener, url)
         host = await asyncio.to_thread(read_host)
         self._watcher.on_box(host)
         if self.backend == "cpu":
             check_kernels(settings.isa, host)
-        await self._start_server(listener)
-        path = await self._find_model()
-        model = await self._load(path, host)
+        model = await self._load_and_serve(listener, host)
         self.load_progress = LoadProgress("ready")
         self._state = State.READY
         self._write_record("ready", model.id)
@@ -124,22 +129,34 @@ class App:
         log.info("ready", extra={"url": url, "model": model.id, "seconds": round(seconds, 3)})
         self._watcher.on_ready(url, model, seconds)
 
-    async def _start_server(self, listener: socket.socket) -> None:
-        from homeserve.server.application import HttpServer
+    async def _load_and_serve(self, listener: socket.socket, host: HostFacts) -> ModelInfo:
+        """The load, and beside it the server that tells of it.
 
-        server = HttpServer(self.context)
+        Importing the server takes as long as a worker's start, so the worker is spawned first; a model that is not
+        found by then has to be fetched, and the server no longer waits for it.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                load = group.create_task(self._load(host))
+                spawned = group.create_task(self._spawned.wait())
+                await asyncio.wait({load, spawned}, timeout=HEAD_START_S, return_when=asyncio.FIRST_COMPLETED)
+                spawned.cancel()
+                await self._start_server(listener)
+        except BaseExceptionGroup as failures:
+            raise _first_error(failures) from None
+        return load.result()
+
+    async def _start_server(self, listener: socket.socket) -> None:
+        application = await asyncio.to_thread(import_module, "homeserve.server.application")
+        server: HttpServer = application.HttpServer(self.context)
         self._stack.push_async_callback(server.stop)
         await server.start(listener)
 
     async def _find_model(self) -> str:
-        from homeserve.checkpoint import names
-
         self._progress("finding the model", None, None)
         cache = str(cache_dir(self.settings, self._environ))
         report = ThreadProgress(asyncio.get_running_loop(), self._progress)
-        finding = asyncio.ensure_future(
-            asyncio.to_thread(names.resolve, self.settings.model, cache_dir=cache, progress=report)
-        )
+        finding = asyncio.ensure_future(asyncio.to_thread(_resolve, self.settings.model, cache, report))
         try:
             return await asyncio.shield(finding)
         except asyncio.CancelledError:
@@ -147,7 +164,8 @@ class App:
             await asyncio.wait({finding}, timeout=FETCH_CANCEL_S)
             raise
 
-    async def _load(self, path: str, host: HostFacts) -> ModelInfo:
+    async def _load(self, host: HostFacts) -> ModelInfo:
+        path = await self._find_model()
         self._progress("reading the model's facts", None, None)
         facts = await asyncio.to_thread(_read_model, path, self.settings)
         self._stack.callback(facts.checkpoint.close)
@@ -232,6 +250,7 @@ class App:
 
         async def load() -> None:
             self._progress("starting the worker", None, None)
+            self._spawned.set()
             await fleet.start()
             await fleet.load(spec, self._progress)
 
@@ -345,6 +364,17 @@ class App:
             raise SettingError(
                 f"--ready-file: {path}: {error.strerror}", field="ready_file", fix="name a file in a folder that exists"
             ) from None
+
+    def _clear_ready_file(self) -> None:
+        """A file that a killed server left would say that this one is ready; a folder that is not there is said now."""
+        path = self.settings.ready_file
+        if path is None:
+            return
+        if not os.access(Path(path).parent, os.W_OK):
+            raise SettingError(
+                f"--ready-file: {path}: its folder cannot be written", field="ready_file", fix="name another folder"
+            )
+        self._remove_ready_file()
 
     def _remove_ready_file(self) -> None:
         if self.settings.ready_file is not None:
@@ -523,6 +553,12 @@ class ModelFacts:
     config: ModelConfig
     info: ModelInfo
     shape: ModelShape
+
+
+def _resolve(name: str | None, cache: str, progress: ThreadProgress) -> str:
+    from homeserve.checkpoint import names
+
+    return names.resolve(name, cache_dir=cache, progress=progress)
 
 
 def _read_model(path: str, settings: Settings) -> ModelFacts:
