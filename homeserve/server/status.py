@@ -44,6 +44,7 @@ async def get_census(request: web.Request) -> web.StreamResponse:
 def status_of(context: ServerContext) -> dict[str, Any]:
     """The status object."""
     load = context.load()
+    ranks = context.fleet.ranks if context.fleet is not None else []
     engine = context.engine.snapshot() if context.engine is not None else None
     return {
         "schema": 1,
@@ -55,13 +56,13 @@ def status_of(context: ServerContext) -> dict[str, Any]:
         "layout": None,
         "epoch": engine.epoch if engine is not None else None,
         "vectors": {"weight": None, "token": None},
-        "pipeline": {"ranges": None},
+        "pipeline": {"ranges": _ranges([rank.layers for rank in ranks])},
         "memory_domain": None,
         **_engine_part(engine),
         "draft": _DRAFT,
         "flip": _FLIP,
         "layouts_measured": {"pipeline": None, "tensor": None},
-        "ranks": [asdict(rank) for rank in context.fleet.ranks] if context.fleet is not None else [],
+        "ranks": [asdict(rank) for rank in ranks],
         "events": list(engine.events) if engine is not None else [],
     }
 
@@ -79,6 +80,12 @@ _DRAFT = {
 _FLIP = {"policy": None, "committed": None, "abandoned": None, "hold_reason": None, "unarmed_work_count": None}
 
 
+def _ranges(layers: list[list[int] | None]) -> list[list[int]] | None:
+    """Layers [first, end) of each rank; None until every rank has told."""
+    known = [of_rank for of_rank in layers if of_rank is not None]
+    return known if known and len(known) == len(layers) else None
+
+
 def _model(model: ModelInfo | None) -> dict[str, Any]:
     names = ("id", "path", "arch", "quant", "context")
     return {name: getattr(model, name, None) for name in names}
@@ -92,7 +99,7 @@ def _engine_part(engine: EngineSnapshot | None) -> dict[str, Any]:
         "kv": _known(engine, "capacity_tokens", "used_tokens", "cached_tokens"),
         "prefix": _known(engine, "lookups", "hits", "hit_tokens", prefix="prefix_"),
         "engine": {
-            **_known(engine, "plans_issued", "plans_acked"),
+            **_known(engine, "plans_issued", "plans_acked", "preemptions", "decode_skips_max"),
             "loop_lag_ms": engine.loop_lag_ms if engine is not None else unknown,
             "step_overhead_ms": engine.step_overhead_ms if engine is not None else unknown,
         },
