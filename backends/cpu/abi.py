@@ -1,0 +1,167 @@
+"""The C ABI of `native/hs_cpu.h` in ctypes: a struct for each of its structs, a prototype for each function.
+
+The header is the truth; `load` compares versions and struct sizes with what the library says of itself, and a contract
+test compares the names here, those in the header and those that the library exports.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_size_t, c_void_p
+from pathlib import Path
+from typing import Any
+
+ABI_VERSION = 1
+
+OK = 0
+ERRORS = {
+    -1: "a type that this library does not know",
+    -2: "a shape that its type does not allow",
+    -3: "a batch that points outside the pools, tables or vocabulary",
+    -4: "no thread could be started",
+}
+
+STEP_ROPE_TABLE = 1
+STEP_EMBED = 2
+STEP_NORM = 3
+STEP_QUANTISE = 4
+STEP_LINEAR = 5
+STEP_ROPE_STORE = 6
+STEP_ATTENTION = 7
+STEP_GATE = 8
+STEP_SELECT = 9
+
+GATES = {"silu": 0, "gelu_tanh": 1}
+
+
+class Matrix(Structure):
+    """`hs_matrix`: a packed weight."""
+
+    _fields_ = [("data", c_void_p), ("type", c_int32), ("rows", c_int32), ("cols", c_int32), ("reserved", c_int32)]
+
+
+class Part(Structure):
+    """`hs_part`: one matrix of a linear step."""
+
+    _fields_ = [("matrix", Matrix), ("bias", c_void_p), ("dst", c_void_p), ("dst_stride", c_int64)]
+
+
+class Step(Structure):
+    """`hs_step`: one recorded op."""
+
+    _fields_ = [
+        ("kind", c_int32),
+        ("scope", c_int32),
+        ("width", c_int32),
+        ("part_count", c_int32),
+        ("heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("window", c_int32),
+        ("rope_pairs", c_int32),
+        ("interleaved", c_int32),
+        ("gate", c_int32),
+        ("kv_type", c_int32),
+        ("eps", c_float),
+        ("scale", c_float),
+        ("src", c_void_p),
+        ("add", c_void_p),
+        ("dst", c_void_p),
+        ("third", c_void_p),
+        ("src_stride", c_int64),
+        ("add_stride", c_int64),
+        ("dst_stride", c_int64),
+        ("third_stride", c_int64),
+        ("weight", c_void_p),
+        ("frequencies", c_void_p),
+        ("table", c_void_p),
+        ("activation", c_void_p),
+        ("parts", POINTER(Part)),
+        ("k_pool", c_void_p),
+        ("v_pool", c_void_p),
+        ("partials", c_void_p),
+    ]
+
+
+class ProgramRecord(Structure):
+    """`hs_program`: the steps and the limits that a batch is checked against."""
+
+    _fields_ = [
+        ("steps", POINTER(Step)),
+        ("step_count", c_int32),
+        ("vocab_rows", c_int32),
+        ("slots", c_int32),
+        ("max_rows", c_int32),
+        ("max_logit_rows", c_int32),
+        ("reserved", c_int32),
+        ("tiles", c_void_p),
+    ]
+
+
+class BatchRecord(Structure):
+    """`hs_batch`."""
+
+    _fields_ = [
+        ("rows", c_int32),
+        ("logit_row_count", c_int32),
+        ("lanes", c_int32),
+        ("lane_pages", c_int32),
+        ("tokens", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("row_lanes", c_void_p),
+        ("tables", c_void_p),
+        ("logit_rows", c_void_p),
+    ]
+
+
+STRUCTS: tuple[type[Structure], ...] = (Matrix, Part, Step, ProgramRecord, BatchRecord)
+
+FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "hs_abi_version": (c_int32, []),
+    "hs_abi_sizes": (None, [POINTER(c_int32)]),
+    "hs_level": (c_char_p, []),
+    "hs_host_levels": (c_int32, []),
+    "hs_map": (c_void_p, [c_size_t, c_int32, POINTER(c_int32)]),
+    "hs_unmap": (None, [c_void_p, c_size_t]),
+    "hs_team_create": (c_void_p, [c_int32, POINTER(c_int32), c_int32, c_int32, POINTER(c_int32)]),
+    "hs_team_destroy": (None, [c_void_p]),
+    "hs_packed_bytes": (c_size_t, [c_int32, c_int32, c_int32]),
+    "hs_activation_bytes": (c_size_t, [c_int32]),
+    "hs_partial_floats": (c_size_t, [c_int32, c_int32, c_int32, c_int32, c_int32]),
+    "hs_repack": (c_int32, [c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p]),
+    "hs_unpack_row": (c_int32, [POINTER(Matrix), c_int32, c_void_p]),
+    "hs_run": (c_int32, [c_void_p, POINTER(ProgramRecord), POINTER(BatchRecord)]),
+}
+
+
+class NativeLibraryError(Exception):
+    """The native library is missing, cannot be loaded, or is of another version. The message says what to do."""
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """Load one level's library and prove that it speaks this ABI. Raises NativeLibraryError."""
+    if not path.exists():
+        raise NativeLibraryError(
+            f"the native CPU library {path} is not built: install the package again (pip install .), or build it in the"
+            " checkout as CMakeLists.txt says"
+        )
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NativeLibraryError(f"the native CPU library {path} cannot be loaded: {error}") from error
+    for name, (result, arguments) in FUNCTIONS.items():
+        try:
+            function = getattr(library, name)
+        except AttributeError as error:
+            raise NativeLibraryError(
+                f"{path} lacks {name}: it is of another version, install the package again"
+            ) from error
+        function.restype = result
+        function.argtypes = arguments
+    sizes = (c_int32 * len(STRUCTS))()
+    library.hs_abi_sizes(sizes)
+    wanted = [ctypes.sizeof(struct) for struct in STRUCTS]
+    if library.hs_abi_version() != ABI_VERSION or list(sizes) != wanted:
+        raise NativeLibraryError(f"{path} is of another version than this package: install the package again")
+    return library

@@ -1,0 +1,235 @@
+"""`CpuBackend`: the fast CPU backend. Weights stay packed, a plan is one native call.
+
+CpuBackend(options)    chooses the ISA level, loads its library, starts the team of threads
+  .bind(ops, …)        plans memory, repacks the weights, records the steps
+    CpuProgram.run     fills in the batch and calls hs_run, which releases the GIL
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from ctypes import byref, c_int32, c_void_p
+
+import numpy as np
+import numpy.typing as npt
+
+from backends.base import (
+    Batch,
+    Capability,
+    DeviceFacts,
+    KvPool,
+    Limits,
+    Linear,
+    LoadProgress,
+    Op,
+    OpenOptions,
+    TensorView,
+)
+from backends.cpu import abi, capability, cores, levels
+from backends.cpu.memory import Mapping as MemoryMapping
+from backends.cpu.memory import doubles_at, floats_at
+from backends.cpu.record import MATRIX, Plan, Recorder, check_kv, padded
+from backends.needs import refuse_missing
+from backends.quant import QuantType
+
+SPIN_PAUSES = 4000
+"""How long a waiting thread spins before it sleeps, in pause instructions: some 50 to 150 microseconds."""
+
+
+class CpuBackend:
+    """The CPU of this machine, opened by one worker.
+
+    Raises `levels.LevelError` for an ISA level that the CPU lacks, `abi.NativeLibraryError` where the library was not
+    built, and ValueError for a thread count or a core list that cannot be.
+    """
+
+    def __init__(self, options: OpenOptions) -> None:
+        if options.threads < 0:
+            raise ValueError(f"{options.threads} threads: give a positive number, or 0 for one per core")
+        level = levels.choose(options.isa, levels.host_levels())
+        self.library = levels.load(level)
+        self.threads = options.threads or len(options.cores) or cores.thread_count()
+        usable = len(options.cores) or len(cores.allowed_cores())
+        error = c_int32(0)
+        pinned = (c_int32 * len(options.cores))(*options.cores)
+        spin = SPIN_PAUSES if self.threads <= usable else 0
+        self.team: int = self.library.hs_team_create(self.threads, pinned, len(options.cores), spin, byref(error))
+        if not self.team:
+            raise OSError(f"{self.threads} threads could not be started: {abi.ERRORS[error.value]}")
+        self.facts = DeviceFacts(
+            backend="cpu", name=cores.cpu_name(), isa=level, threads=self.threads, batch_invariant=True
+        )
+
+    def capabilities(self) -> tuple[Capability, ...]:
+        return capability.TABLE
+
+    def bind(
+        self,
+        ops: Sequence[Op],
+        weights: Mapping[str, TensorView],
+        kv: KvPool,
+        limits: Limits,
+        progress: LoadProgress,
+    ) -> CpuProgram:
+        """Repack the weights, reserve pools and buffers, record the steps.
+
+        Raises Unsupported with everything that is missing, ValueError where ops, weights and pool do not fit each
+        other, MemoryError with the arithmetic. Nothing refers to `weights` afterwards.
+        """
+        refuse_missing("cpu", capability.TABLE, ops, weights, kv)
+        capability.refuse_shapes("cpu", ops)
+        plan = Plan(self.library, ops, weights, kv, limits, self.threads)
+        check_kv(plan)
+        return CpuProgram(self, plan, progress)
+
+    def close(self) -> None:
+        """Stop the threads. Programs must be closed before."""
+        if self.team:
+            self.library.hs_team_destroy(self.team)
+            self.team = 0
+
+
+class CpuProgram:
+    """A bound op list. One `run` at a time, from any thread."""
+
+    def __init__(self, backend: CpuBackend, plan: Plan, progress: LoadProgress) -> None:
+        self._backend = backend
+        self._library = backend.library
+        self._mappings: list[MemoryMapping] = []
+        self._lines: dict[str, int] = {}
+        try:
+            self._place(plan, progress)
+        except BaseException:
+            self.close()
+            raise
+
+    def _place(self, plan: Plan, progress: LoadProgress) -> None:
+        kv_sizes = [plan.kv_layer_bytes(layer) for layer in range(len(plan.kv.layers))]
+        kv_bytes = sum(k + v for k, v in kv_sizes)
+        per_slot = kv_bytes // plan.kv.slots if plan.kv.slots else 0
+        plan.weights.place(self._map("weights", plan.weights.size, True, f"{len(plan.stored)} tensors, packed"))
+        kv_base = self._map(
+            "kv", kv_bytes, False, f"{plan.kv.slots} slots of {per_slot} bytes in {len(kv_sizes)} layers"
+        )
+        plan.workspace.place(
+            self._map(
+                "workspace",
+                plan.workspace.size,
+                True,
+                f"{len(plan.buffers)} buffers for {plan.limits.rows} rows, and scratch",
+            )
+        )
+        _load_weights(self._backend, plan, progress)
+        for rope, (frequencies, _) in plan.ropes.items():
+            doubles_at(plan.workspace.address(frequencies), len(rope.frequencies))[:] = rope.frequencies
+        addresses = []
+        for k, v in kv_sizes:
+            addresses.append((kv_base, kv_base + k))
+            kv_base += k + v
+        self._steps, self._parts = Recorder(plan, addresses).record()
+        self._record = abi.ProgramRecord(
+            steps=self._steps,
+            step_count=len(self._steps),
+            vocab_rows=min(
+                (p[0].matrix.rows for s in self._steps if s.kind == abi.STEP_EMBED for p in [s.parts]), default=0
+            ),
+            slots=plan.kv.slots if plan.kv.layers else 0,
+            max_rows=plan.limits.rows,
+            max_logit_rows=plan.limits.logit_rows,
+            tiles=plan.workspace.address(plan.tiles),
+        )
+        self._last_scope = plan.scopes[-1]
+        self._output = _output_view(plan)
+
+    def _map(self, line: str, size: int, huge: bool, arithmetic: str) -> int:
+        mapping = MemoryMapping(self._library, size, huge, line, arithmetic)
+        self._mappings.append(mapping)
+        self._lines[line] = size
+        return mapping.address
+
+    def run(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """Execute every op. Returns logits float32 `[len(logit_rows), vocab]`, valid until the next call.
+
+        Raises ValueError for a batch that exceeds the limits or points outside vocabulary, tables or pool.
+        """
+        tokens, positions, slots = _int32(batch.tokens), _int32(batch.positions), _int32(batch.slots)
+        row_lanes, tables, logit_rows = _int32(batch.lanes), _int32(batch.tables), _int32(batch.logit_rows)
+        rows = len(tokens)
+        if not len(positions) == len(slots) == len(row_lanes) == rows or tables.ndim != 2:
+            raise ValueError("tokens, positions, slots and lanes must be of one length, tables of two dimensions")
+        record = abi.BatchRecord(
+            rows,
+            len(logit_rows),
+            tables.shape[0],
+            tables.shape[1],
+            tokens.ctypes.data,
+            positions.ctypes.data,
+            slots.ctypes.data,
+            row_lanes.ctypes.data,
+            tables.ctypes.data,
+            logit_rows.ctypes.data,
+        )
+        code = self._library.hs_run(self._backend.team, byref(self._record), byref(record))
+        if code != abi.OK:
+            raise ValueError(abi.ERRORS[code])
+        return self._output[: len(logit_rows) if self._last_scope else rows]
+
+    def memory_lines(self) -> Mapping[str, int]:
+        """Bytes held: packed weights, the KV pool (touched as it is used), buffers and scratch."""
+        return dict(self._lines)
+
+    def close(self) -> None:
+        """Give the memory back. Arrays returned by `run` are invalid from here on."""
+        for mapping in self._mappings:
+            mapping.close()
+        self._mappings.clear()
+
+
+def _load_weights(backend: CpuBackend, plan: Plan, progress: LoadProgress) -> None:
+    total = sum(stored.view.data.nbytes for stored in plan.stored.values())
+    done = 0
+    progress("weights", 0, total)
+    for stored in plan.stored.values():
+        view, address = stored.view, plan.weights.address(stored.offset)
+        if view.data.nbytes != view.rows * view.type.row_bytes(view.cols):
+            raise ValueError(
+                f"{view.name}: {view.data.nbytes} bytes of data for [{view.rows}, {view.cols}] of {view.type.name}"
+            )
+        if stored.form == MATRIX:
+            data = np.ascontiguousarray(view.data)
+            code = backend.library.hs_repack(
+                backend.team, view.type.gguf_id, view.rows, view.cols, c_void_p(data.ctypes.data), c_void_p(address)
+            )
+            if code != abi.OK:
+                raise ValueError(f"{view.name}: {abi.ERRORS[code]}")
+        else:
+            floats_at(address, view.rows * view.cols)[:] = _as_floats(view)
+        done += view.data.nbytes
+        progress("weights", done, total)
+
+
+def _as_floats(view: TensorView) -> npt.NDArray[np.float32]:
+    if view.type is QuantType.F32:
+        return view.data.view(np.float32).reshape(-1)
+    if view.type is QuantType.F16:
+        return view.data.view(np.float16).reshape(-1).astype(np.float32)
+    return (view.data.view(np.uint16).reshape(-1).astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def _output_view(plan: Plan) -> npt.NDArray[np.float32]:
+    """The buffer that the last op writes, all its rows, without the padding."""
+    last = plan.ops[-1]
+    name = (
+        last.parts[-1].out.name
+        if isinstance(last, Linear)
+        else last.q.name
+        if not hasattr(last, "out")
+        else last.out.name
+    )
+    buffer, offset = plan.buffers[name]
+    rows, stride = plan.limits.logit_rows if plan.scopes[-1] else plan.limits.rows, padded(buffer.width)
+    return floats_at(plan.workspace.address(offset), rows * stride).reshape(rows, stride)[:, : buffer.width]
+
+
+def _int32(array: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    return np.ascontiguousarray(array, dtype=np.int32)

@@ -1,0 +1,59 @@
+"""What the CPU backend can do: the only source for dispatch, for `doctor` and for the support matrix.
+
+Its keys are those of `backends.needs`: an op that reads weights has an entry for each weight type, attention one for
+each KV type, the gate one for each kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from backends.base import Attention, Capability, Op, RopeStore, Unsupported
+from backends.cpu import abi
+from backends.quant import QuantType
+
+MAX_HEAD_DIM = 512
+
+FLOAT_TYPES = (QuantType.F32, QuantType.F16, QuantType.BF16)
+PACKED_TYPES = (
+    QuantType.Q4_0,
+    QuantType.Q4_1,
+    QuantType.Q5_0,
+    QuantType.Q5_1,
+    QuantType.Q8_0,
+    QuantType.Q4_K,
+    QuantType.Q5_K,
+    QuantType.Q6_K,
+)
+MATRIX_TYPES = FLOAT_TYPES + PACKED_TYPES
+
+
+def _entries(op: str, types: Sequence[QuantType], why: str) -> list[Capability]:
+    return [Capability(op, quant.name, quant in types, "" if quant in types else why) for quant in QuantType]
+
+
+TABLE: tuple[Capability, ...] = (
+    *_entries("EmbedRows", MATRIX_TYPES, "no packed layout for this type yet"),
+    *_entries("Linear", MATRIX_TYPES, "no kernel for this type yet"),
+    *_entries("Norm", FLOAT_TYPES, "norm weights are floats"),
+    *_entries("Bias", FLOAT_TYPES, "biases are floats"),
+    *_entries("RopeStore", FLOAT_TYPES, "the KV pool holds F16, BF16 or F32"),
+    *_entries("Attention", FLOAT_TYPES, "the KV pool holds F16, BF16 or F32"),
+    *(Capability("GatedActivation", kind, True) for kind in abi.GATES),
+    Capability("SelectRows", "F32", True),
+)
+
+
+def refuse_shapes(backend: str, ops: Sequence[Op]) -> None:
+    """Raise Unsupported with every head shape that the attention kernel cannot serve, each once."""
+    missing: dict[Capability, None] = {}
+    for op in ops:
+        if not isinstance(op, RopeStore | Attention):
+            continue
+        name = type(op).__name__
+        if op.head_dim > MAX_HEAD_DIM:
+            missing[Capability(name, f"head_dim {op.head_dim}", False, f"at most {MAX_HEAD_DIM}")] = None
+        if op.heads % op.kv_heads:
+            missing[Capability(name, f"{op.heads} heads", False, f"no multiple of {op.kv_heads} KV heads")] = None
+    if missing:
+        raise Unsupported(backend, tuple(missing))

@@ -1,0 +1,371 @@
+// Paged attention: softmax(scale q K^T) V over the pages of a sequence.
+//
+// The rule: the bits of a row's result depend on its position and its sequence's KV rows alone. So positions are cut into
+// partitions of PARTITION from position 0 on, whatever the chunking of the prompt; each partition gives a maximum, a sum
+// of exponentials and an unnormalised output in one fixed order of operations; and partitions are merged one by one,
+// ascending, by one function. A long decode may then spread its partitions over threads (split mode) and gets the same
+// bits as a prefill that walks them in a loop.
+//
+// A work item is a tile (up to TILE_ROWS consecutive rows of one sequence) times a kv head: all its queries (rows times
+// the heads of the group) share the loads of K and V, MAX_QUERIES at a time. Keys that a query must not see are masked
+// in the scores by lane and left out of the sum over V, never multiplied by zero: an unwritten slot may hold anything.
+#include <cmath>
+
+#include "kernels.h"
+#include "kv.h"
+#include "simd.h"
+
+namespace hs {
+namespace {
+
+constexpr int PARTITION = 256;
+constexpr int PAGES = PARTITION / GROUP;
+constexpr int MAX_DIMS = 512;
+constexpr float NEGATIVE_INFINITY = -INFINITY;
+
+int padded(int width) { return (width + 15) / 16 * 16; }
+int least(int a, int b) { return a < b ? a : b; }
+int most(int a, int b) { return a > b ? a : b; }
+
+// One query: where it comes from, the keys [first, last) that it sees, and its running result.
+struct Query {
+    const float *source;
+    int row, head, first, last;
+    bool started;
+    float max, sum;
+};
+
+// Results of one or more partitions: `out` is Σ e^(s - max) v, not yet divided by `sum`.
+void merge(float &max, float &sum, float *out, float part_max, float part_sum, const float *part, int wide, bool started) {
+    if (!started) {
+        max = part_max;
+        sum = part_sum;
+        std::memcpy(out, part, sizeof(float) * static_cast<size_t>(wide));
+        return;
+    }
+    const float top = max > part_max ? max : part_max;
+    alignas(64) float scales[16] = {max - top, part_max - top};
+    store(scales, exp_v(load(scales)));
+    const vf old_scale = set1(scales[0]), new_scale = set1(scales[1]);
+    sum = sum * scales[0] + part_sum * scales[1];
+    max = top;
+    for (int c = 0; c < wide; c += 16) store(out + c, fma(load(part + c), new_scale, mul(load(out + c), old_scale)));
+}
+
+struct Layer {
+    const hs_step &step;
+    const int32_t *table;
+    int kv_head, wide;
+
+    template <class Kv> const typename Kv::Elem *keys(int page) const {
+        return reinterpret_cast<const typename Kv::Elem *>(step.k_pool) + block(page) * static_cast<size_t>(step.head_dim) * GROUP;
+    }
+    template <class Kv> const typename Kv::Elem *values(int page) const {
+        return reinterpret_cast<const typename Kv::Elem *>(step.v_pool) + block(page) * static_cast<size_t>(wide) * GROUP;
+    }
+    size_t block(int page) const {
+        return static_cast<size_t>(table[page]) * static_cast<size_t>(step.kv_heads) + static_cast<size_t>(kv_head);
+    }
+};
+
+// out[q] += Σ_j weights[q][j] V[j] for positions [first, last), C vectors of 16 dims at once.
+template <class Kv, int Q, int C>
+void add_values(const Layer &layer, float *const *out, const float *const *weights, int origin, int first, int last, int dim) {
+    vf acc[Q][C];
+    HS_UNROLL
+    for (int q = 0; q < Q; q++) {
+        HS_UNROLL
+        for (int c = 0; c < C; c++) acc[q][c] = load(out[q] + dim + 16 * c);
+    }
+    for (int j = first; j < last;) {
+        const int page = j / GROUP, end = least(last, (page + 1) * GROUP);
+        const typename Kv::Elem *v = layer.values<Kv>(page) + static_cast<size_t>(j % GROUP) * static_cast<size_t>(layer.wide) + dim;
+        for (; j < end; j++, v += layer.wide) {
+            vf value[C];
+            HS_UNROLL
+            for (int c = 0; c < C; c++) value[c] = Kv::get(v + 16 * c);
+            HS_UNROLL
+            for (int q = 0; q < Q; q++) {
+                const vf w = set1(weights[q][j - origin]);
+                HS_UNROLL
+                for (int c = 0; c < C; c++) acc[q][c] = fma(w, value[c], acc[q][c]);
+            }
+        }
+    }
+    HS_UNROLL
+    for (int q = 0; q < Q; q++) {
+        HS_UNROLL
+        for (int c = 0; c < C; c++) store(out[q] + dim + 16 * c, acc[q][c]);
+    }
+}
+
+template <class Kv, int Q>
+void add_all_values(const Layer &layer, float *const *out, const float *const *weights, int origin, int first, int last) {
+    if (first >= last) return;
+    constexpr int C = Q == 1 ? 4 : Q == 2 ? 2 : 1;
+    int dim = 0;
+    for (; dim + 16 * C <= layer.wide; dim += 16 * C) add_values<Kv, Q, C>(layer, out, weights, origin, first, last, dim);
+    for (; dim < layer.wide; dim += 16) add_values<Kv, Q, 1>(layer, out, weights, origin, first, last, dim);
+}
+
+// One partition for Q queries: maxima, sums and unnormalised outputs (zeroed by the caller).
+template <class Kv, int Q>
+void one_partition(const Layer &layer, int partition, const float *queries, int stride, const Query *info, float *maxima, float *sums,
+                   float *const *outs) {
+    alignas(64) float scores[Q][PARTITION];
+    const int origin = partition * PARTITION, dims = layer.step.head_dim;
+    int first[Q], last[Q], low = origin + PARTITION, high = origin, common_low = origin, common_high = origin + PARTITION;
+    for (int q = 0; q < Q; q++) {
+        first[q] = least(most(info[q].first, origin), origin + PARTITION);
+        last[q] = most(least(info[q].last, origin + PARTITION), first[q]);
+        low = least(low, first[q]);
+        high = most(high, last[q]);
+        common_low = most(common_low, first[q]);
+        common_high = least(common_high, last[q]);
+    }
+    const int first_page = low / GROUP, last_page = (high + GROUP - 1) / GROUP;
+    vf top[Q], total[Q];
+    for (int q = 0; q < Q; q++) top[q] = set1(NEGATIVE_INFINITY), total[q] = set1(0.0f);
+    for (int page = first_page; page < last_page; page++) {
+        const typename Kv::Elem *k = layer.keys<Kv>(page);
+        vf s[Q];
+        HS_UNROLL
+        for (int q = 0; q < Q; q++) s[q] = set1(0.0f);
+        for (int d = 0; d < dims; d++) {
+            const vf key = Kv::get(k + GROUP * d);
+            HS_UNROLL
+            for (int q = 0; q < Q; q++) s[q] = fma(key, set1(queries[stride * q + d]), s[q]);
+        }
+        const int at = page * GROUP;
+        HS_UNROLL
+        for (int q = 0; q < Q; q++) {
+            if (first[q] > at || last[q] < at + GROUP) s[q] = keep_lanes(s[q], first[q] - at, last[q] - at, NEGATIVE_INFINITY);
+            top[q] = max_v(top[q], s[q]);
+            store(scores[q] + (at - origin), s[q]);
+        }
+    }
+    const float *weights[Q];
+    for (int q = 0; q < Q; q++) {
+        weights[q] = scores[q];
+        maxima[q] = lane_max(top[q]);
+        const vf shift = set1(maxima[q]);
+        // Only a query's own pages: a page that it does not see adds zeros, but need not.
+        for (int page = first[q] / GROUP; page * GROUP < last[q]; page++) {
+            float *p = scores[q] + (page * GROUP - origin);
+            const vf e = exp_v(sub(load(p), shift));
+            total[q] = add(total[q], e);
+            store(p, e);
+        }
+        sums[q] = lane_sum(total[q]);
+    }
+    // Positions that all queries see go together; the few at the edges one query at a time, in the same ascending order.
+    const int middle = most(common_high, common_low);
+    for (int q = 0; q < Q; q++) {
+        float *const out[1] = {outs[q]};
+        const float *const weight[1] = {weights[q]};
+        add_all_values<Kv, 1>(layer, out, weight, origin, first[q], least(common_low, last[q]));
+    }
+    add_all_values<Kv, Q>(layer, outs, weights, origin, common_low, middle);
+    for (int q = 0; q < Q; q++) {
+        float *const out[1] = {outs[q]};
+        const float *const weight[1] = {weights[q]};
+        add_all_values<Kv, 1>(layer, out, weight, origin, most(middle, first[q]), last[q]);
+    }
+}
+
+using PartitionFunction = void (*)(const Layer &, int, const float *, int, const Query *, float *, float *, float *const *);
+
+template <class Kv> PartitionFunction partition_function(int queries) {
+    switch (queries) {
+        case 1: return &one_partition<Kv, 1>;
+        case 2: return &one_partition<Kv, 2>;
+        case 3: return &one_partition<Kv, 3>;
+        case 4: return &one_partition<Kv, 4>;
+        case 5: return &one_partition<Kv, MAX_QUERIES >= 8 ? 5 : 1>;
+        case 6: return &one_partition<Kv, MAX_QUERIES >= 8 ? 6 : 1>;
+        case 7: return &one_partition<Kv, MAX_QUERIES >= 8 ? 7 : 1>;
+        default: return &one_partition<Kv, MAX_QUERIES >= 8 ? 8 : 1>;
+    }
+}
+
+PartitionFunction partition_function(int kv_type, int queries) {
+    if (kv_type == HS_F16) return partition_function<KvF16>(queries);
+    if (kv_type == HS_BF16) return partition_function<KvBF16>(queries);
+    return partition_function<KvF32>(queries);
+}
+
+struct Item {
+    const hs_step &step;
+    const hs_batch &batch;
+    int first_row, rows, kv_head;
+
+    int group() const { return step.heads / step.kv_heads; }
+    int query_count() const { return rows * group(); }
+    Query query(int index) const {
+        const int row = first_row + index / group(), head = kv_head * group() + index % group();
+        const int position = batch.positions[row];
+        const int first = step.window > 0 ? most(0, position - step.window + 1) : 0;
+        return {step.src + step.src_stride * row + static_cast<int64_t>(head) * step.head_dim, row, head, first, position + 1, false, 0.0f, 0.0f};
+    }
+    Layer layer() const {
+        const int32_t *table = batch.tables + static_cast<int64_t>(batch.row_lanes[first_row]) * batch.lane_pages;
+        return {step, table, kv_head, padded(step.head_dim)};
+    }
+    int first_partition() const { return query(0).first / PARTITION; }
+    int last_partition() const { return batch.positions[first_row + rows - 1] / PARTITION; }
+};
+
+void finish(const hs_step &step, const Query &query, const float *out) {
+    float *dst = step.dst + step.dst_stride * query.row + static_cast<int64_t>(query.head) * step.head_dim;
+    const vf scale = set1(1.0f / query.sum);
+    alignas(64) float last[16];
+    for (int c = 0; c < step.head_dim; c += 16) {
+        const vf x = mul(load(out + c), scale);
+        if (step.head_dim - c >= 16) {
+            store(dst + c, x);
+        } else {
+            store(last, x);
+            std::memcpy(dst + c, last, sizeof(float) * static_cast<size_t>(step.head_dim - c));
+        }
+    }
+    if (step.activation) {
+        ActBlock *blocks = reinterpret_cast<ActBlock *>(step.activation) + static_cast<int64_t>(query.row) * (step.width / 32);
+        const int from = query.head * step.head_dim / 32;
+        quantise_blocks(step.dst + step.dst_stride * query.row, blocks, from, from + step.head_dim / 32);
+    }
+}
+
+struct Scratch {
+    alignas(64) float scaled[MAX_QUERIES][MAX_DIMS];
+    alignas(64) float part[MAX_QUERIES][MAX_DIMS];
+    alignas(64) float out[MAX_QUERIES][MAX_DIMS];
+};
+
+int take_queries(const Item &item, int from, Query *info, Scratch &scratch) {
+    const int count = least(MAX_QUERIES, item.query_count() - from);
+    for (int q = 0; q < count; q++) {
+        info[q] = item.query(from + q);
+        for (int d = 0; d < item.step.head_dim; d++) scratch.scaled[q][d] = info[q].source[d] * item.step.scale;
+    }
+    return count;
+}
+
+void compute_partition(const Item &item, const Layer &layer, int partition, const Query *info, int count, Scratch &scratch, float *maxima,
+                       float *sums) {
+    float *outs[MAX_QUERIES];
+    for (int q = 0; q < count; q++) {
+        outs[q] = scratch.part[q];
+        std::memset(outs[q], 0, sizeof(float) * static_cast<size_t>(layer.wide));
+    }
+    partition_function(item.step.kv_type, count)(layer, partition, scratch.scaled[0], MAX_DIMS, info, maxima, sums, outs);
+}
+
+bool sees(const Query &query, int partition) {
+    return query.first < (partition + 1) * PARTITION && query.last > partition * PARTITION;
+}
+
+void run_whole(const Item &item) {
+    Scratch scratch;
+    Query info[MAX_QUERIES];
+    float maxima[MAX_QUERIES], sums[MAX_QUERIES];
+    const Layer layer = item.layer();
+    for (int from = 0; from < item.query_count(); from += MAX_QUERIES) {
+        const int count = take_queries(item, from, info, scratch);
+        for (int p = item.first_partition(); p <= item.last_partition(); p++) {
+            compute_partition(item, layer, p, info, count, scratch, maxima, sums);
+            for (int q = 0; q < count; q++) {
+                if (!sees(info[q], p)) continue;
+                merge(info[q].max, info[q].sum, scratch.out[q], maxima[q], sums[q], scratch.part[q], layer.wide, info[q].started);
+                info[q].started = true;
+            }
+        }
+        for (int q = 0; q < count; q++) finish(item.step, info[q], scratch.out[q]);
+    }
+}
+
+// Where a query's partial result of one partition lies: maximum, sum, 14 unused floats, then the output.
+float *partial_at(const Item &item, int item_index, int partition, int partitions, int query) {
+    const int64_t size = 16 + padded(item.step.head_dim);
+    return item.step.partials + ((static_cast<int64_t>(item_index) * partitions + partition) * item.group() + query) * size;
+}
+
+void run_part(const Item &item, int item_index, int partition, int partitions) {
+    Scratch scratch;
+    Query info[MAX_QUERIES];
+    float maxima[MAX_QUERIES], sums[MAX_QUERIES];
+    const Layer layer = item.layer();
+    for (int from = 0; from < item.query_count(); from += MAX_QUERIES) {
+        const int count = take_queries(item, from, info, scratch);
+        compute_partition(item, layer, partition, info, count, scratch, maxima, sums);
+        for (int q = 0; q < count; q++) {
+            float *partial = partial_at(item, item_index, partition, partitions, from + q);
+            partial[0] = maxima[q];
+            partial[1] = sums[q];
+            std::memcpy(partial + 16, scratch.part[q], sizeof(float) * static_cast<size_t>(layer.wide));
+        }
+    }
+}
+
+void merge_parts(const Item &item, int item_index, int partitions) {
+    alignas(64) float out[MAX_DIMS];
+    for (int index = 0; index < item.query_count(); index++) {
+        Query query = item.query(index);
+        for (int p = item.first_partition(); p <= item.last_partition(); p++) {
+            const float *partial = partial_at(item, item_index, p, partitions, index);
+            merge(query.max, query.sum, out, partial[0], partial[1], partial + 16, padded(item.step.head_dim), query.started);
+            query.started = true;
+        }
+        finish(item.step, query, out);
+    }
+}
+
+constexpr int SPLIT_ITEMS = 4;   // below this many items per thread, single-row tiles are split by partition
+
+}  // namespace
+
+int cut_tiles(const hs_batch &batch, int32_t *tiles) {
+    int count = 0;
+    for (int row = 0; row < batch.rows;) {
+        int length = 1;
+        while (row + length < batch.rows && length < TILE_ROWS && batch.row_lanes[row + length] == batch.row_lanes[row] &&
+               batch.positions[row + length] == batch.positions[row] + length)
+            length++;
+        tiles[2 * count] = row;
+        tiles[2 * count + 1] = length;
+        count++;
+        row += length;
+    }
+    return count;
+}
+
+size_t partial_floats(int threads, int heads, int kv_heads, int head_dim, int lane_pages) {
+    const size_t partitions = (static_cast<size_t>(lane_pages) + PAGES - 1) / PAGES;
+    return static_cast<size_t>(SPLIT_ITEMS * threads) * partitions * static_cast<size_t>(heads / kv_heads) *
+           static_cast<size_t>(16 + padded(head_dim));
+}
+
+void run_attention(const hs_step &step, const hs_batch &batch, const int32_t *tiles, int tile_count, Team &team, int) {
+    const int items = tile_count * step.kv_heads;
+    const auto item = [&](int index) {
+        const int t = index / step.kv_heads;
+        return Item{step, batch, tiles[2 * t], tiles[2 * t + 1], index % step.kv_heads};
+    };
+    int partitions = 0, rows = 0;
+    for (int t = 0; t < tile_count; t++) {
+        rows = most(rows, tiles[2 * t + 1]);
+        partitions = most(partitions, batch.positions[tiles[2 * t] + tiles[2 * t + 1] - 1] / PARTITION + 1);
+    }
+    if (team.threads() == 1 || rows > 1 || partitions == 1 || items >= SPLIT_ITEMS * team.threads()) {
+        for (int first, last; team.take(items, 1, first, last);) run_whole(item(first));
+        return;
+    }
+    for (int first, last; team.take(items * partitions, 1, first, last);) {
+        const int index = first / partitions, partition = first % partitions;
+        const Item one = item(index);
+        if (partition >= one.first_partition() && partition <= one.last_partition()) run_part(one, index, partition, partitions);
+    }
+    team.barrier();
+    for (int first, last; team.take(items, 1, first, last);) merge_parts(item(first), first, partitions);
+}
+
+}  // namespace hs

@@ -1,0 +1,160 @@
+/* The C ABI of the native CPU library: everything that it exports, and nothing else.
+ *
+ * One library is built per ISA level from the same source (baseline, avx2, avx512, avx512vnni); each has this ABI. Python
+ * reaches it by ctypes (backends/cpu/abi.py mirrors every struct; `hs_abi_sizes` lets it prove that at load).
+ *
+ *   hs_team          a pool of threads; the thread that calls hs_run is its thread 0
+ *   hs_matrix        a weight in the R16 layout (layout.h)
+ *   hs_step          one op of a recorded program: kind, shapes and addresses
+ *   hs_run(team, program, batch)   walks all steps in one call
+ *
+ * Memory belongs to the caller (hs_map / hs_unmap), which also keeps every address in a program alive. No function
+ * throws; those that can fail return HS_OK or a negative HS_E code.
+ */
+#ifndef HS_CPU_H
+#define HS_CPU_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define HS_ABI_VERSION 1
+
+enum { HS_OK = 0, HS_E_TYPE = -1, HS_E_SHAPE = -2, HS_E_BATCH = -3, HS_E_THREAD = -4 };
+
+/* Bits of hs_host_levels(): the levels whose code this CPU (and its operating system) can run. */
+enum { HS_LEVEL_BASELINE = 1, HS_LEVEL_AVX2 = 2, HS_LEVEL_AVX512 = 4, HS_LEVEL_AVX512VNNI = 8 };
+
+/* Weight types carry their GGUF ids; KV types too (F32, F16, BF16). */
+enum {
+    HS_F32 = 0, HS_F16 = 1, HS_Q4_0 = 2, HS_Q4_1 = 3, HS_Q5_0 = 6, HS_Q5_1 = 7, HS_Q8_0 = 8,
+    HS_Q4_K = 12, HS_Q5_K = 13, HS_Q6_K = 14, HS_BF16 = 30
+};
+
+/* A weight matrix [rows, cols], 16 rows interleaved, 64-byte aligned. */
+typedef struct hs_matrix {
+    const uint8_t *data;
+    int32_t type;
+    int32_t rows;
+    int32_t cols;
+    int32_t reserved;
+} hs_matrix;
+
+/* One matrix of a linear step: dst[r] = src[r] @ matrix^T + bias. */
+typedef struct hs_part {
+    hs_matrix matrix;
+    const float *bias;  /* [rows], or null */
+    float *dst;         /* [batch rows, dst_stride] */
+    int64_t dst_stride; /* floats between rows; at least rows rounded up to 16 */
+} hs_part;
+
+enum {
+    HS_STEP_ROPE_TABLE = 1, /* table[r] = cos then sin of position * frequency, [pairs] each */
+    HS_STEP_EMBED = 2,      /* dst[r] = scale * parts[0].matrix[token] */
+    HS_STEP_NORM = 3,       /* src += add; dst = rms_norm(src) * weight */
+    HS_STEP_QUANTISE = 4,   /* activation = int8 of src */
+    HS_STEP_LINEAR = 5,     /* all parts, from activation (packed types) or src (float types) */
+    HS_STEP_ROPE_STORE = 6, /* rotate q and k in place, store k and v */
+    HS_STEP_ATTENTION = 7,
+    HS_STEP_GATE = 8,       /* dst = act(src) * add */
+    HS_STEP_SELECT = 9      /* dst[i] = src[logit_rows[i]] + add[logit_rows[i]] */
+};
+
+enum { HS_GATE_SILU = 0, HS_GATE_GELU_TANH = 1 };
+
+/* One recorded op. Fields that a kind does not use are zero. Strides are in floats. */
+typedef struct hs_step {
+    int32_t kind;
+    int32_t scope; /* 0: every row of the batch; 1: the rows whose logits are wanted */
+    int32_t width;
+    int32_t part_count;
+    int32_t heads;
+    int32_t kv_heads;
+    int32_t head_dim;
+    int32_t window;
+    int32_t rope_pairs;  /* 0: no rotation */
+    int32_t interleaved; /* rope pairs (2i, 2i+1) instead of (i, i + pairs) */
+    int32_t gate;
+    int32_t kv_type;
+    float eps;
+    float scale; /* embedding scale, attention scale, rope magnitude */
+    float *src;
+    float *add;
+    float *dst;
+    float *third; /* v of HS_STEP_ROPE_STORE */
+    int64_t src_stride;
+    int64_t add_stride;
+    int64_t dst_stride;
+    int64_t third_stride;
+    const float *weight;       /* norm weight */
+    const double *frequencies; /* of the rope table, [pairs] */
+    float *table;              /* rope table [rows, 2 * pairs] */
+    uint8_t *activation; /* where the int8 of dst (or of src) goes, or comes from; null: not wanted */
+    const hs_part *parts;
+    uint8_t *k_pool; /* this layer's K: [pages][kv_heads][head_dim][16] */
+    uint8_t *v_pool; /* this layer's V: [pages][kv_heads][16][head_dim] */
+    float *partials; /* attention scratch: partial results, hs_partial_floats() long */
+} hs_step;
+
+typedef struct hs_program {
+    const hs_step *steps;
+    int32_t step_count;
+    int32_t vocab_rows; /* rows of the embedding table: tokens are checked against it; 0: not checked */
+    int32_t slots;      /* slots of the KV pool: slots and pages are checked against it; 0: no attention */
+    int32_t max_rows;
+    int32_t max_logit_rows;
+    int32_t reserved;
+    int32_t *tiles; /* scratch for attention's row tiles, [2 * max_rows] */
+} hs_program;
+
+typedef struct hs_batch {
+    int32_t rows;
+    int32_t logit_row_count;
+    int32_t lanes;
+    int32_t lane_pages;
+    const int32_t *tokens;
+    const int32_t *positions;
+    const int32_t *slots;
+    const int32_t *row_lanes;
+    const int32_t *tables; /* [lanes, lane_pages] */
+    const int32_t *logit_rows;
+} hs_batch;
+
+typedef struct hs_team hs_team;
+
+int32_t hs_abi_version(void);
+/* Sizes of hs_matrix, hs_part, hs_step, hs_program, hs_batch, in this order. */
+void hs_abi_sizes(int32_t out[5]);
+const char *hs_level(void);
+int32_t hs_host_levels(void);
+
+/* Anonymous zeroed memory, aligned to 2 MiB, not committed until touched; `huge` asks for huge pages. Null: errno. */
+void *hs_map(size_t bytes, int32_t huge, int32_t *error);
+void hs_unmap(void *address, size_t bytes);
+
+/* `cores` (or null) pins thread i to cores[i]. `spin` bounds waiting by spinning, in pause instructions; 0 sleeps at once. */
+hs_team *hs_team_create(int32_t threads, const int32_t *cores, int32_t core_count, int32_t spin, int32_t *error);
+void hs_team_destroy(hs_team *team);
+
+/* Bytes of a matrix in the R16 layout, 0 where the type or the shape is not supported. */
+size_t hs_packed_bytes(int32_t type, int32_t rows, int32_t cols);
+/* Bytes of one row of int8 activations of `cols` columns. */
+size_t hs_activation_bytes(int32_t cols);
+/* Floats of attention scratch for one program. */
+size_t hs_partial_floats(int32_t threads, int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t lane_pages);
+
+/* File layout -> R16 layout, by all threads of the team. */
+int32_t hs_repack(hs_team *team, int32_t type, int32_t rows, int32_t cols, const uint8_t *src, uint8_t *dst);
+/* Row `row` of a packed matrix, dequantised: dst[cols]. */
+int32_t hs_unpack_row(const hs_matrix *matrix, int32_t row, float *dst);
+
+int32_t hs_run(hs_team *team, const hs_program *program, const hs_batch *batch);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,351 @@
+// Quantised and float linear layers: y = W x + bias for a few rows or many.
+//
+// One template, `tile<Format, N>`, computes 16 weight rows x N batch rows over all columns. The weights of a sub-block
+// are unpacked once and serve N rows. For every batch row the float operations are the same and in the same order for
+// each N, and the integer ones are exact, so a row's bits depend neither on N nor on what else is in the batch; the
+// columns of a row are never split among threads.
+//
+//     acc = 0;  for each sub-block:  acc = fma(d_w * d_a, float(Σ q_w q_a), acc);  acc = fma(m_w, s_a, acc);  y = acc + bias
+//
+// where a weight is d_w * q_w + m_w. An offset (Q4_0's -8) is a minimum m_w = -8 d_w.
+//
+// Threads take runs of groups. Within a run, all batch rows pass before the next run, so its weights come from memory
+// once; decode is bound by exactly that, and `prefetch` keeps the loads PREFETCH bytes ahead of the arithmetic.
+#include "kernels.h"
+#include "simd.h"
+
+namespace hs {
+namespace {
+
+constexpr int PREFETCH = 4096;
+constexpr size_t RUN_BYTES = 128 * 1024;   // weights of a run: they must stay in L2 while the batch rows pass
+
+struct Scales {
+    vf d, m;
+};
+
+// Adds the products of four weight vectors of nibbles (with a fifth bit from `high` where BITS is 5) to dot[0..N).
+template <int BITS, int N>
+HS_INLINE void nibble_dots(const uint8_t *w, vi high, const ActBlock *const (&a)[N], vi (&dot)[N]) {
+    constexpr int STEP = cadence<BITS> / 2;
+    const vi mask = set1i(0x0f0f0f0f), fifth = set1i(0x10101010);
+    HS_UNROLL
+    for (int part = 0; part < 4; part += STEP) {
+        dots sums[N];
+        HS_UNROLL
+        for (int n = 0; n < N; n++) sums[n] = dots_zero();
+        HS_UNROLL
+        for (int i = part; i < part + STEP; i++) {
+            prefetch(w + 64 * i + PREFETCH);
+            const vi v = load_bytes(w + 64 * i);
+            vi low = and_v(v, mask), top = and_v(shr<4>(v), mask);
+            if (BITS == 5) {
+                low = or_v(low, and_v(shl_by(high, 4 - i), fifth));
+                top = or_v(top, and_v(shr_by(high, i), fifth));
+            }
+            HS_UNROLL
+            for (int n = 0; n < N; n++) sums[n] = dots_add(sums[n], low, a[n]->q + 4 * i);
+            HS_UNROLL
+            for (int n = 0; n < N; n++) sums[n] = dots_add(sums[n], top, a[n]->q + 16 + 4 * i);
+        }
+        HS_UNROLL
+        for (int n = 0; n < N; n++) dot[n] = part == 0 ? dots_sum(sums[n]) : add(dot[n], dots_sum(sums[n]));
+    }
+}
+
+HS_INLINE vf half_row(const uint8_t *p) { return load_f16(reinterpret_cast<const uint16_t *>(p)); }
+
+// Q4_0, Q4_1, Q5_0, Q5_1.
+template <int BITS, bool MIN> struct Simple {
+    static constexpr int SUBS = 1;
+    static constexpr bool OFFSET = true;
+    static constexpr int HIGH_AT = MIN ? 64 : 32;
+    static constexpr int LOW_AT = HIGH_AT + (BITS == 5 ? 64 : 0);
+    static constexpr size_t BYTES = LOW_AT + 256;
+    const uint8_t *w;
+    HS_INLINE Simple open(const uint8_t *w) { return {w}; }
+    __attribute__((always_inline)) Scales scales(int) const {
+        prefetch(w + PREFETCH);
+        const vf d = half_row(w);
+        return {d, MIN ? half_row(w + 32) : mul(d, set1(BITS == 4 ? -8.0f : -16.0f))};
+    }
+    template <int N> __attribute__((always_inline)) void dots_of(int, const ActBlock *const (&a)[N], vi (&dot)[N]) const {
+        nibble_dots<BITS, N>(w + LOW_AT, BITS == 5 ? load_bytes(w + HIGH_AT) : vi{}, a, dot);
+    }
+};
+
+struct Q8 {
+    static constexpr int SUBS = 1;
+    static constexpr bool OFFSET = Q8_OFFSET;
+    static constexpr size_t BYTES = 544;
+    const uint8_t *w;
+    HS_INLINE Q8 open(const uint8_t *w) { return {w}; }
+    __attribute__((always_inline)) Scales scales(int) const {
+        prefetch(w + PREFETCH);
+        const vf d = half_row(w);
+        return {d, OFFSET ? mul(d, set1(-128.0f)) : d};
+    }
+    template <int N> __attribute__((always_inline)) void dots_of(int, const ActBlock *const (&a)[N], vi (&dot)[N]) const {
+        HS_UNROLL
+        for (int n = 0; n < N; n++) dot[n] = set1i(0);
+        HS_UNROLL
+        for (int i = 0; i < 8; i++) {
+            prefetch(w + 32 + 64 * i + PREFETCH);
+            const vi v = load_bytes(w + 32 + 64 * i);
+            HS_UNROLL
+            for (int n = 0; n < N; n++) dot[n] = dots8_add(dot[n], v, a[n]->q + 4 * i);
+        }
+    }
+};
+
+// Q4_K, Q5_K. The 12 packed scale bytes become four word vectors: scales 0-3, 4-7, minima 0-3, 4-7.
+template <int BITS> struct KScaled {
+    static constexpr int SUBS = 8;
+    static constexpr bool OFFSET = true;
+    static constexpr int SUB_BYTES = BITS == 5 ? 320 : 256;
+    static constexpr size_t BYTES = 256 + 8 * SUB_BYTES;
+    const uint8_t *w;
+    vf d, dmin;
+    vi scale[2], min[2];
+    HS_INLINE KScaled open(const uint8_t *w) {
+        for (int i = 0; i < 4; i++) prefetch(w + 64 * i + PREFETCH);
+        const vi u0 = load_bytes(w + 64), u1 = load_bytes(w + 128), u2 = load_bytes(w + 192);
+        const vi six = set1i(0x3f3f3f3f), four = set1i(0x0f0f0f0f), top = set1i(0x30303030);
+        return {w,
+                half_row(w),
+                sub(set1(0.0f), half_row(w + 32)),
+                {and_v(u0, six), or_v(and_v(u2, four), and_v(shr<2>(u0), top))},
+                {and_v(u1, six), or_v(and_v(shr<4>(u2), four), and_v(shr<2>(u1), top))}};
+    }
+    __attribute__((always_inline)) Scales scales(int s) const {
+        const vi byte = set1i(0xff);
+        const int shift = 8 * (s & 3);
+        const vi sc = s < 4 ? scale[0] : scale[1], mn = s < 4 ? min[0] : min[1];
+        return {mul(d, to_float(and_v(shr_by(sc, shift), byte))), mul(dmin, to_float(and_v(shr_by(mn, shift), byte)))};
+    }
+    template <int N> __attribute__((always_inline)) void dots_of(int s, const ActBlock *const (&a)[N], vi (&dot)[N]) const {
+        const uint8_t *sub_block = w + 256 + SUB_BYTES * s;
+        nibble_dots<BITS, N>(sub_block + (BITS == 5 ? 64 : 0), BITS == 5 ? load_bytes(sub_block) : vi{}, a, dot);
+    }
+};
+
+// Q6_K. Scales are integers per 16 columns: they multiply the integer sums of each half, and the offset of -32 is paid
+// with the half sums of the activations, all exact in int32.
+struct Q6K {
+    static constexpr int SUBS = 8;
+    static constexpr bool OFFSET = false;
+    static constexpr size_t BYTES = 3360;
+    const uint8_t *w;
+    vf d;
+    HS_INLINE Q6K open(const uint8_t *w) {
+        for (int i = 0; i < 5; i++) prefetch(w + 64 * i + PREFETCH);
+        return {w, half_row(w)};
+    }
+    __attribute__((always_inline)) Scales scales(int) const { return {d, d}; }
+
+    template <int HALF, int N>
+    HS_INLINE void half_dots(const uint8_t *sub_block, vi factor, const ActBlock *const (&a)[N], vi (&dot)[N]) {
+        constexpr int STEP = cadence<6>;
+        const vi mask = set1i(0x0f0f0f0f), fifth = set1i(0x30303030);
+        const vi high = load_bytes(sub_block + 256 + 64 * HALF);
+        HS_UNROLL
+        for (int part = 0; part < 4; part += STEP) {
+            dots sums[N];
+            HS_UNROLL
+            for (int n = 0; n < N; n++) sums[n] = dots_zero();
+            HS_UNROLL
+            for (int i = part; i < part + STEP; i++) {
+                if (HALF == 0) prefetch(sub_block + 64 * i + PREFETCH);
+                const vi v = load_bytes(sub_block + 64 * i);
+                const vi bits = i < 2 ? shl_by(high, 4 - 2 * i) : shr_by(high, 2 * i - 4);
+                const vi q = or_v(and_v(HALF ? shr<4>(v) : v, mask), and_v(bits, fifth));
+                HS_UNROLL
+                for (int n = 0; n < N; n++) sums[n] = dots_add(sums[n], q, a[n]->q + 16 * HALF + 4 * i);
+            }
+            HS_UNROLL
+            for (int n = 0; n < N; n++) dot[n] = add(dot[n], dots_scaled(sums[n], factor));
+        }
+    }
+
+    template <int N> __attribute__((always_inline)) void dots_of(int s, const ActBlock *const (&a)[N], vi (&dot)[N]) const {
+        const uint8_t *sub_block = w + 288 + 384 * s;
+        prefetch(sub_block + 256 + PREFETCH);
+        prefetch(sub_block + 320 + PREFETCH);
+        const vi words = load_bytes(w + 32 + 64 * (s / 2));
+        const int odd = s & 1;
+        const vi first = sar<24>(shl_by(words, 24 - 16 * odd)), second = sar<24>(shl_by(words, 16 - 16 * odd));
+        // -32 * (scale0 * sum0 + scale1 * sum1): both factors as int16 pairs, 32 * 128 still fits.
+        const vi pairs = or_v(and_v(shl<5>(first), set1i(0xffff)), shl<21>(second));
+        HS_UNROLL
+        for (int n = 0; n < N; n++) dot[n] = sub(set1i(0), pair_dot(pairs, a[n]->half_sums));
+        half_dots<0, N>(sub_block, lane_factor(first), a, dot);
+        half_dots<1, N>(sub_block, lane_factor(second), a, dot);
+    }
+};
+
+struct Rows {
+    const uint8_t *activation;
+    size_t activation_stride;
+    const float *src;
+    int64_t src_stride;
+};
+
+HS_INLINE void finish(vf acc, const float *bias, float *out) { store(out, bias ? add(acc, load(bias)) : acc); }
+
+template <class Format, int N>
+void tile(const uint8_t *w, int cols, const Rows &rows, int first_row, const float *bias, float *out, int64_t stride) {
+    vf acc[N];
+    const ActBlock *a[N];
+    HS_UNROLL
+    for (int n = 0; n < N; n++) {
+        acc[n] = set1(0.0f);
+        a[n] = reinterpret_cast<const ActBlock *>(rows.activation + rows.activation_stride * static_cast<size_t>(first_row + n));
+    }
+    for (int b = cols / (32 * Format::SUBS); b > 0; b--, w += Format::BYTES) {
+        const Format format = Format::open(w);
+        for (int s = 0; s < Format::SUBS; s++) {
+            vi dot[N];
+            format.template dots_of<N>(s, a, dot);
+            const Scales scales = format.scales(s);
+            HS_UNROLL
+            for (int n = 0; n < N; n++) {
+                acc[n] = fma(mul(scales.d, set1(a[n]->d)), to_float(dot[n]), acc[n]);
+                if (Format::OFFSET) acc[n] = fma(scales.m, set1(a[n]->s), acc[n]);
+                a[n]++;
+            }
+        }
+    }
+    HS_UNROLL
+    for (int n = 0; n < N; n++) finish(acc[n], bias, out + stride * n);
+}
+
+struct AsF32 {
+    static constexpr size_t BYTES = 64;
+    HS_INLINE vf get(const uint8_t *p) { return load(reinterpret_cast<const float *>(p)); }
+};
+struct AsF16 {
+    static constexpr size_t BYTES = 32;
+    HS_INLINE vf get(const uint8_t *p) { return half_row(p); }
+};
+struct AsBF16 {
+    static constexpr size_t BYTES = 32;
+    HS_INLINE vf get(const uint8_t *p) { return load_bf16(reinterpret_cast<const uint16_t *>(p)); }
+};
+
+// Float weights, G groups at once: one accumulator per row and group is one chain of dependent additions, and a single
+// batch row alone would leave the adders idle.
+template <class Elem, int N, int G>
+void float_tile(const uint8_t *w, int cols, const Rows &rows, int first_row, const float *bias, float *out, int64_t stride) {
+    const size_t group_stride = Elem::BYTES * static_cast<size_t>(cols);
+    vf acc[G][N];
+    const float *x[N];
+    HS_UNROLL
+    for (int n = 0; n < N; n++) {
+        x[n] = rows.src + rows.src_stride * (first_row + n);
+        HS_UNROLL
+        for (int g = 0; g < G; g++) acc[g][n] = set1(0.0f);
+    }
+    for (int c = 0; c < cols; c++, w += Elem::BYTES) {
+        HS_UNROLL
+        for (int g = 0; g < G; g++) {
+            const uint8_t *p = w + group_stride * static_cast<size_t>(g);
+            prefetch(p + PREFETCH);
+            const vf v = Elem::get(p);
+            HS_UNROLL
+            for (int n = 0; n < N; n++) acc[g][n] = fma(v, set1(x[n][c]), acc[g][n]);
+        }
+    }
+    HS_UNROLL
+    for (int g = 0; g < G; g++) {
+        HS_UNROLL
+        for (int n = 0; n < N; n++) finish(acc[g][n], bias ? bias + GROUP * g : nullptr, out + stride * n + GROUP * g);
+    }
+}
+
+using TileFunction = void (*)(const uint8_t *, int, const Rows &, int, const float *, float *, int64_t);
+
+// Tile functions of a type by size, largest first; `wide` covers four groups of one batch row (float types).
+struct Tiles {
+    TileFunction by_12, by_8, by_4, by_2, by_1, wide;
+};
+
+template <class Format> constexpr Tiles packed_tiles() {
+    return {MAX_TILE >= 12 ? &tile<Format, MAX_TILE >= 12 ? 12 : 1> : nullptr,
+            MAX_TILE >= 8 ? &tile<Format, MAX_TILE >= 8 ? 8 : 1> : nullptr,
+            &tile<Format, 4>, &tile<Format, 2>, &tile<Format, 1>, nullptr};
+}
+template <class Elem> constexpr Tiles float_tiles() {
+    return {MAX_TILE >= 12 ? &float_tile<Elem, MAX_TILE >= 12 ? 12 : 1, 1> : nullptr,
+            MAX_TILE >= 8 ? &float_tile<Elem, MAX_TILE >= 8 ? 8 : 1, 1> : nullptr,
+            &float_tile<Elem, 4, 1>, &float_tile<Elem, 2, 1>, &float_tile<Elem, 1, 1>, &float_tile<Elem, 1, 4>};
+}
+
+Tiles tiles_of(int type) {
+    switch (type) {
+        case HS_F32: return float_tiles<AsF32>();
+        case HS_F16: return float_tiles<AsF16>();
+        case HS_BF16: return float_tiles<AsBF16>();
+        case HS_Q4_0: return packed_tiles<Simple<4, false>>();
+        case HS_Q4_1: return packed_tiles<Simple<4, true>>();
+        case HS_Q5_0: return packed_tiles<Simple<5, false>>();
+        case HS_Q5_1: return packed_tiles<Simple<5, true>>();
+        case HS_Q8_0: return packed_tiles<Q8>();
+        case HS_Q4_K: return packed_tiles<KScaled<4>>();
+        case HS_Q5_K: return packed_tiles<KScaled<5>>();
+        default: return packed_tiles<Q6K>();
+    }
+}
+
+// Groups [first, last) of one part for all batch rows: tiles of rows outside, groups inside, so that the activations of a
+// tile stay in L1 and the weights of the run in L2.
+void run_groups(const hs_part &part, const Rows &rows, int row_count, int first, int last) {
+    const Tiles tiles = tiles_of(part.matrix.type);
+    const size_t stride = group_bytes(part.matrix.type, part.matrix.cols);
+    for (int row = 0; row < row_count;) {
+        const int left = row_count - row;
+        TileFunction function = tiles.by_1;
+        int size = 1, wide = 1;
+        if (left >= 12 && tiles.by_12) function = tiles.by_12, size = 12;
+        else if (left >= 8 && tiles.by_8) function = tiles.by_8, size = 8;
+        else if (left >= 4) function = tiles.by_4, size = 4;
+        else if (left >= 2) function = tiles.by_2, size = 2;
+        for (int group = first; group < last; group += wide) {
+            wide = size == 1 && tiles.wide && last - group >= 4 ? 4 : 1;
+            (wide == 4 ? tiles.wide : function)(part.matrix.data + stride * static_cast<size_t>(group), part.matrix.cols, rows, row,
+                                                part.bias ? part.bias + GROUP * group : nullptr,
+                                                part.dst + part.dst_stride * row + GROUP * group, part.dst_stride);
+        }
+        row += size;
+    }
+}
+
+int run_length(size_t bytes_per_group, int total_groups, int threads) {
+    const int by_cache = static_cast<int>(RUN_BYTES / bytes_per_group), by_balance = total_groups / (threads * 6);
+    const int length = by_cache < by_balance ? by_cache : by_balance;
+    return length > 1 ? length : 1;
+}
+
+}  // namespace
+
+void run_linear(const hs_step &step, int rows, Team &team) {
+    const Rows inputs{step.activation, static_cast<size_t>(step.width / 32) * sizeof(ActBlock), step.src, step.src_stride};
+    int total = 0;
+    size_t bytes = 1;
+    for (int p = 0; p < step.part_count; p++) {
+        total += groups_of(step.parts[p].matrix.rows);
+        const size_t size = group_bytes(step.parts[p].matrix.type, step.width);
+        bytes = size > bytes ? size : bytes;
+    }
+    const int length = run_length(bytes, total, team.threads());
+    for (int first, last; team.take(total, length, first, last);) {
+        int base = 0;
+        for (int p = 0; p < step.part_count && base < last; p++) {
+            const int groups = groups_of(step.parts[p].matrix.rows);
+            const int from = first > base ? first - base : 0, to = last - base < groups ? last - base : groups;
+            if (from < to) run_groups(step.parts[p], inputs, rows, from, to);
+            base += groups;
+        }
+    }
+}
+
+}  // namespace hs

@@ -1,0 +1,215 @@
+// The exported functions, and the walk over a program's steps.
+#include <cerrno>
+#include <new>
+#include <system_error>
+
+#include <sys/mman.h>
+
+#include "hs_cpu.h"
+#include "kernels.h"
+
+#if defined(HS_LEVEL_IS_AVX512VNNI)
+#define HS_LEVEL_NAME "avx512vnni"
+#elif defined(HS_LEVEL_IS_AVX512)
+#define HS_LEVEL_NAME "avx512"
+#elif defined(HS_LEVEL_IS_AVX2)
+#define HS_LEVEL_NAME "avx2"
+#else
+#define HS_LEVEL_NAME "baseline"
+#endif
+
+#define HS_API extern "C" __attribute__((visibility("default")))
+
+struct hs_team {
+    hs::Team team;
+};
+
+namespace hs {
+namespace {
+
+struct Walk {
+    const hs_program *program;
+    const hs_batch *batch;
+    int tile_count;
+};
+
+void run_step(const Walk &walk, const hs_step &step, Team &team, int thread) {
+    const hs_batch &batch = *walk.batch;
+    const int rows = step.scope ? batch.logit_row_count : batch.rows;
+    switch (step.kind) {
+        case HS_STEP_ROPE_TABLE: run_rope_table(step, batch, team); break;
+        case HS_STEP_EMBED: run_embed(step, batch, team); break;
+        case HS_STEP_NORM: run_norm(step, rows, team); break;
+        case HS_STEP_QUANTISE: run_quantise(step, rows, team); break;
+        case HS_STEP_LINEAR: run_linear(step, rows, team); break;
+        case HS_STEP_ROPE_STORE: run_rope_store(step, batch, team); break;
+        case HS_STEP_ATTENTION: run_attention(step, batch, walk.program->tiles, walk.tile_count, team, thread); break;
+        case HS_STEP_GATE: run_gate(step, rows, team); break;
+        case HS_STEP_SELECT: run_select(step, batch, team); break;
+        default: break;
+    }
+}
+
+void walk_steps(void *context, Team &team, int thread) {
+    const Walk &walk = *static_cast<const Walk *>(context);
+    for (int i = 0; i < walk.program->step_count; i++) {
+        const hs_step &step = walk.program->steps[i];
+        if (step.scope && walk.batch->logit_row_count == 0) continue;
+        run_step(walk, step, team, thread);
+        team.barrier();
+    }
+}
+
+bool within(const int32_t *values, int count, int limit) {
+    for (int i = 0; i < count; i++)
+        if (values[i] < 0 || values[i] >= limit) return false;
+    return true;
+}
+
+// Every index that a step will follow, so that a wrong plan is an error and never a wild read.
+bool batch_is_sound(const hs_program &program, const hs_batch &batch) {
+    if (batch.rows < 1 || batch.rows > program.max_rows || batch.logit_row_count < 0 || batch.logit_row_count > program.max_logit_rows)
+        return false;
+    if (program.vocab_rows > 0 && !within(batch.tokens, batch.rows, program.vocab_rows)) return false;
+    if (!within(batch.logit_rows, batch.logit_row_count, batch.rows)) return false;
+    if (program.slots == 0) return within(batch.positions, batch.rows, INT32_MAX);
+    const int capacity = batch.lane_pages > INT32_MAX / GROUP ? INT32_MAX : batch.lane_pages * GROUP;
+    if (!within(batch.positions, batch.rows, capacity) || !within(batch.slots, batch.rows, program.slots)) return false;
+    if (!within(batch.row_lanes, batch.rows, batch.lanes)) return false;
+    for (int row = 0; row < batch.rows; row++) {
+        // The last row of a run of one lane has its highest position: one look at the table serves them all.
+        if (row + 1 < batch.rows && batch.row_lanes[row + 1] == batch.row_lanes[row] && batch.positions[row + 1] > batch.positions[row]) continue;
+        const int32_t *table = batch.tables + static_cast<int64_t>(batch.row_lanes[row]) * batch.lane_pages;
+        if (!within(table, batch.positions[row] / GROUP + 1, program.slots / GROUP)) return false;
+    }
+    return true;
+}
+
+bool shape_is_sound(int type, int rows, int cols) {
+    const int block = block_cols(type);
+    return block > 0 && rows > 0 && cols > 0 && cols % block == 0;
+}
+
+struct RepackJob {
+    int type, rows, cols;
+    const uint8_t *src;
+    uint8_t *dst;
+};
+
+void repack_job(void *context, Team &team, int) {
+    const RepackJob &job = *static_cast<const RepackJob *>(context);
+    for (int first, last; team.take(groups_of(job.rows), 4, first, last);)
+        for (int group = first; group < last; group++) repack_group(job.type, job.rows, job.cols, job.src, job.dst, group);
+}
+
+}  // namespace
+}  // namespace hs
+
+HS_API int32_t hs_abi_version(void) { return HS_ABI_VERSION; }
+
+HS_API void hs_abi_sizes(int32_t out[5]) {
+    out[0] = sizeof(hs_matrix);
+    out[1] = sizeof(hs_part);
+    out[2] = sizeof(hs_step);
+    out[3] = sizeof(hs_program);
+    out[4] = sizeof(hs_batch);
+}
+
+HS_API const char *hs_level(void) { return HS_LEVEL_NAME; }
+
+HS_API int32_t hs_host_levels(void) {
+    int32_t levels = HS_LEVEL_BASELINE;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    if (avx2) levels |= HS_LEVEL_AVX2;
+    if (avx512) levels |= HS_LEVEL_AVX512;
+    if (avx512 && __builtin_cpu_supports("avx512vnni")) levels |= HS_LEVEL_AVX512VNNI;
+#endif
+    return levels;
+}
+
+HS_API void *hs_map(size_t bytes, int32_t huge, int32_t *error) {
+    constexpr size_t ALIGN = size_t{2} << 20;
+    if (bytes == 0 || bytes > SIZE_MAX - 2 * ALIGN) {
+        *error = EINVAL;
+        return nullptr;
+    }
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS;
+#ifdef MAP_NORESERVE
+    flags |= MAP_NORESERVE;
+#endif
+    const size_t size = (bytes + ALIGN - 1) / ALIGN * ALIGN, whole = size + ALIGN;
+    void *raw = mmap(nullptr, whole, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (raw == MAP_FAILED) {
+        *error = errno;
+        return nullptr;
+    }
+    const uintptr_t start = reinterpret_cast<uintptr_t>(raw), aligned = (start + ALIGN - 1) / ALIGN * ALIGN;
+    if (aligned > start) munmap(raw, aligned - start);
+    if (start + whole > aligned + size) munmap(reinterpret_cast<void *>(aligned + size), start + whole - (aligned + size));
+    void *address = reinterpret_cast<void *>(aligned);
+#ifdef MADV_HUGEPAGE
+    // Advice only: a kernel without huge pages serves small ones.
+    (void)madvise(address, size, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+#else
+    (void)huge;
+#endif
+    *error = 0;
+    return address;
+}
+
+HS_API void hs_unmap(void *address, size_t bytes) {
+    constexpr size_t ALIGN = size_t{2} << 20;
+    if (address) munmap(address, (bytes + ALIGN - 1) / ALIGN * ALIGN);
+}
+
+HS_API hs_team *hs_team_create(int32_t threads, const int32_t *cores, int32_t core_count, int32_t spin, int32_t *error) {
+    *error = HS_OK;
+    try {
+        std::vector<int> pinned(cores, cores + (cores ? core_count : 0));
+        return new hs_team{{threads > 1 ? threads : 1, std::move(pinned), spin > 0 ? spin : 0}};
+    } catch (const std::system_error &) {
+        *error = HS_E_THREAD;
+    } catch (const std::bad_alloc &) {
+        *error = HS_E_THREAD;
+    }
+    return nullptr;
+}
+
+HS_API void hs_team_destroy(hs_team *team) { delete team; }
+
+HS_API size_t hs_packed_bytes(int32_t type, int32_t rows, int32_t cols) {
+    if (!hs::shape_is_sound(type, rows, cols)) return 0;
+    return hs::group_bytes(type, cols) * static_cast<size_t>(hs::groups_of(rows));
+}
+
+HS_API size_t hs_activation_bytes(int32_t cols) { return static_cast<size_t>(cols / 32) * sizeof(hs::ActBlock); }
+
+HS_API size_t hs_partial_floats(int32_t threads, int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t lane_pages) {
+    return hs::partial_floats(threads, heads, kv_heads, head_dim, lane_pages);
+}
+
+HS_API int32_t hs_repack(hs_team *team, int32_t type, int32_t rows, int32_t cols, const uint8_t *src, uint8_t *dst) {
+    if (hs::block_cols(type) == 0) return HS_E_TYPE;
+    if (!hs::shape_is_sound(type, rows, cols)) return HS_E_SHAPE;
+    hs::RepackJob job{type, rows, cols, src, dst};
+    team->team.run(hs::repack_job, &job);
+    return HS_OK;
+}
+
+HS_API int32_t hs_unpack_row(const hs_matrix *matrix, int32_t row, float *dst) {
+    if (hs::block_cols(matrix->type) == 0) return HS_E_TYPE;
+    if (!hs::shape_is_sound(matrix->type, matrix->rows, matrix->cols) || row < 0 || row >= matrix->rows) return HS_E_SHAPE;
+    hs::unpack_row(*matrix, row, dst);
+    return HS_OK;
+}
+
+HS_API int32_t hs_run(hs_team *team, const hs_program *program, const hs_batch *batch) {
+    if (!hs::batch_is_sound(*program, *batch)) return HS_E_BATCH;
+    hs::Walk walk{program, batch, hs::cut_tiles(*batch, program->tiles)};
+    team->team.run(hs::walk_steps, &walk);
+    return HS_OK;
+}

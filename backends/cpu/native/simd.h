@@ -1,0 +1,84 @@
+// Sixteen lanes, three ways: the only file that knows which instructions there are.
+//
+// Every kernel is written once, over `vf` (16 floats) and `vi` (16 int32, or the same 64 bytes). A level supplies these
+// types and some forty inline functions: one zmm (avx512, avx512vnni), two ymm (avx2), or a compiler vector that lowers
+// to whatever the machine has (baseline: SSE2, NEON, anything). Lane i is row i of a group of 16 rows in linear kernels,
+// and slot i of a page in attention.
+//
+// Integer dot products. A lane holds four unsigned bytes of a weight row, and the four activations of the same columns
+// are broadcast. With VNNI that is one instruction into int32. Without it the exact way is bytes -> int16 pairs -> int32,
+// where int16 holds only so many products; so a kernel declares the bits of its weights and finishes its int16 sums every
+// `cadence<BITS>` steps:
+//     4 bits: 2 * 15 * 127 * 8 = 30480     5 bits: 2 * 31 * 127 * 4 = 31496     6 bits: 2 * 63 * 127 * 2 = 32004
+// Nothing saturates at any level, every integer result is exact, and so results of all tile shapes agree bit for bit.
+//
+// Floats. `fma` is fused where the level has it and is not where it has not (baseline); within a level it is always the
+// same, and the build forbids the compiler to fuse or reorder by itself (-ffp-contract=off, no fast-math).
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#define HS_INLINE static inline __attribute__((always_inline))
+#if defined(__clang__)
+#define HS_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define HS_UNROLL _Pragma("GCC unroll 32")
+#endif
+
+#if defined(HS_LEVEL_IS_AVX512) || defined(HS_LEVEL_IS_AVX512VNNI)
+#include "simd_avx512.h"
+#elif defined(HS_LEVEL_IS_AVX2)
+#include "simd_avx2.h"
+#else
+#include "simd_baseline.h"
+#endif
+
+namespace hs {
+
+HS_INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, 3); }
+
+HS_INLINE int32_t load_i32(const void *p) {
+    int32_t v;
+    std::memcpy(&v, p, 4);
+    return v;
+}
+
+// Sum and maximum of the lanes, in one fixed order at every level: halves, quarters, eighths, pairs.
+HS_INLINE float lane_sum(vf x) {
+    alignas(64) float t[16];
+    store(t, x);
+    for (int step = 8; step > 0; step /= 2)
+        for (int i = 0; i < step; i++) t[i] += t[i + step];
+    return t[0];
+}
+
+HS_INLINE float lane_max(vf x) {
+    alignas(64) float t[16];
+    store(t, x);
+    for (int step = 8; step > 0; step /= 2)
+        for (int i = 0; i < step; i++) t[i] = t[i] > t[i + step] ? t[i] : t[i + step];
+    return t[0];
+}
+
+// e^x to 2e-7 relative: x = n ln2 + r, |r| <= ln2 / 2, a polynomial in r, and n added to the exponent.
+// Below -87.3 the result is 0, above 88.3 it stays at e^88.3. Coefficients: Cephes expf.
+HS_INLINE vf exp_v(vf x) {
+    const vf low = set1(-87.3f);
+    vf clamped = min_v(max_v(x, low), set1(88.3f));
+    vi n = round_to_int(mul(clamped, set1(1.44269504088896341f)));
+    vf nf = to_float(n);
+    vf r = fma(nf, set1(-0.693359375f), clamped);
+    r = fma(nf, set1(2.12194440e-4f), r);
+    vf p = set1(1.9875691500e-4f);
+    p = fma(p, r, set1(1.3981999507e-3f));
+    p = fma(p, r, set1(8.3334519073e-3f));
+    p = fma(p, r, set1(4.1665795894e-2f));
+    p = fma(p, r, set1(1.6666665459e-1f));
+    p = fma(p, r, set1(5.0000001201e-1f));
+    p = fma(mul(r, r), p, add(r, set1(1.0f)));
+    vf power = as_float(shl<23>(add(n, set1i(127))));
+    return zero_below(mul(p, power), x, low);
+}
+
+}  // namespace hs

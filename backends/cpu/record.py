@@ -1,0 +1,436 @@
+"""A recorder: the op list of a model becomes an array of native steps, with every address filled in.
+
+    ops ──Plan──▶ what must lie where (weights, buffers, scratch) ──place──▶ addresses ──record──▶ hs_step[]
+
+What is decided here, once, so that the native walk decides nothing:
+- *Buffers.* Equal names share memory; a row is padded to 16 floats, and padding stays zero.
+- *Scope.* After `SelectRows` an op works on the rows whose logits are wanted.
+- *Quantisation.* A `Linear` with packed weights needs its input as int8. The op before it quantises its own output
+  while it is in cache, where it can (`Norm`, `GatedActivation`, `Attention`); otherwise a step of its own does.
+- *Rope tables.* Sines and cosines of a plan's positions are computed once per distinct `Rope`, not once per layer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from backends.base import (
+    PAGE_LEN,
+    Attention,
+    Buffer,
+    EmbedRows,
+    GatedActivation,
+    KvPool,
+    Limits,
+    Linear,
+    Norm,
+    Op,
+    Rope,
+    RopeStore,
+    SelectRows,
+    TensorView,
+    Weight,
+)
+from backends.cpu import abi
+from backends.cpu.capability import PACKED_TYPES
+from backends.cpu.memory import Arena
+
+FLOAT_BYTES = 4
+DOUBLE_BYTES = 8
+LANES = 16
+ACTIVATION_BLOCK = 32
+
+MATRIX = "matrix"
+VECTOR = "vector"
+
+
+def padded(width: int) -> int:
+    """Floats from one row of a buffer to the next."""
+    return -(-width // LANES) * LANES
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """A weight of the program: where in the weights arena it lies, as a packed matrix or as floats."""
+
+    view: TensorView
+    form: str
+    offset: int
+    size: int
+
+
+class Plan:
+    """Sizes and offsets of everything that a program needs besides the KV pool."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        ops: Sequence[Op],
+        weights: Mapping[str, TensorView],
+        kv: KvPool,
+        limits: Limits,
+        threads: int,
+    ) -> None:
+        if not ops:
+            raise ValueError("a program needs at least one op")
+        self.library = library
+        self.ops = tuple(ops)
+        self.kv = kv
+        self.limits = limits
+        self.weights = Arena()
+        self.workspace = Arena()
+        self.stored: dict[str, StoredWeight] = {}
+        self.buffers: dict[str, tuple[Buffer, int]] = {}
+        self.ropes: dict[Rope, tuple[int, int]] = {}
+        self.scopes = tuple(_scopes(self.ops))
+        for op in self.ops:
+            for weight, form in _weights_of(op):
+                self._store(weight, form, weights)
+        rows_of: dict[str, int] = {}
+        widths: dict[str, Buffer] = {}
+        for op, scope in zip(self.ops, self.scopes, strict=True):
+            for buffer, buffer_scope in _buffers_of(op, scope):
+                if widths.setdefault(buffer.name, buffer) != buffer:
+                    raise ValueError(
+                        f"buffer {buffer.name} is used with widths {widths[buffer.name].width} and {buffer.width}"
+                    )
+                rows_of[buffer.name] = max(
+                    rows_of.get(buffer.name, 0), limits.logit_rows if buffer_scope else limits.rows
+                )
+        for name, buffer in widths.items():
+            size = rows_of[name] * padded(buffer.width) * FLOAT_BYTES
+            self.buffers[name] = (buffer, self.workspace.reserve(size))
+        self.activation = self.workspace.reserve(self._activation_bytes())
+        self.partials = self.workspace.reserve(self._partial_bytes(threads))
+        self.tiles = self.workspace.reserve(2 * limits.rows * 4)
+        for op in self.ops:
+            if isinstance(op, RopeStore) and op.rope is not None and op.rope not in self.ropes:
+                pairs = len(op.rope.frequencies)
+                if 2 * pairs > op.head_dim:
+                    raise ValueError(f"rope turns {2 * pairs} dims of a head of {op.head_dim}")
+                table = self.workspace.reserve(limits.rows * 2 * pairs * FLOAT_BYTES)
+                self.ropes[op.rope] = (self.workspace.reserve(pairs * DOUBLE_BYTES), table)
+
+    def _store(self, weight: Weight, form: str, weights: Mapping[str, TensorView]) -> None:
+        view = weights[weight.name]
+        if (view.rows, view.cols) != (weight.rows, weight.cols):
+            raise ValueError(
+                f"{weight.name} is [{view.rows}, {view.cols}], the op wants [{weight.rows}, {weight.cols}]"
+            )
+        known = self.stored.get(weight.name)
+        if known is not None:
+            if known.form != form:
+                raise ValueError(f"{weight.name} is used as a matrix and as a vector")
+            return
+        if form == VECTOR:
+            size = padded(view.rows * view.cols) * FLOAT_BYTES
+        else:
+            size = self.library.hs_packed_bytes(view.type.gguf_id, view.rows, view.cols)
+            if size == 0:
+                raise ValueError(f"{weight.name}: {view.cols} columns are no whole number of {view.type.name} blocks")
+        self.stored[weight.name] = StoredWeight(view, form, self.weights.reserve(size), size)
+
+    def _activation_bytes(self) -> int:
+        sizes = [
+            (self.limits.logit_rows if scope else self.limits.rows) * self.library.hs_activation_bytes(op.src.width)
+            for op, scope in zip(self.ops, self.scopes, strict=True)
+            if isinstance(op, Linear)
+        ]
+        return max(sizes, default=0)
+
+    def _partial_bytes(self, threads: int) -> int:
+        floats = [
+            self.library.hs_partial_floats(threads, op.heads, op.kv_heads, op.head_dim, self.limits.lane_pages)
+            for op in self.ops
+            if isinstance(op, Attention)
+        ]
+        return max(floats, default=0) * FLOAT_BYTES
+
+    def kv_layer_bytes(self, layer: int) -> tuple[int, int]:
+        """Bytes of one layer's K and V. V rows are padded to 16 dims."""
+        shape = self.kv.layers[layer]
+        each = self.kv.slots * shape.kv_heads * self.kv.type.block_bytes
+        return each * shape.head_dim, each * padded(shape.head_dim)
+
+
+class Recorder:
+    """Turns a placed plan into native steps. Keeps alive what the steps point to (`parts`)."""
+
+    def __init__(self, plan: Plan, kv_addresses: Sequence[tuple[int, int]]) -> None:
+        self._plan = plan
+        self._kv = kv_addresses
+        self._parts: list[ctypes.Array[abi.Part]] = []
+        self._steps: list[abi.Step] = []
+
+    def record(self) -> tuple[ctypes.Array[abi.Step], list[ctypes.Array[abi.Part]]]:
+        plan = self._plan
+        for rope, (frequencies, table) in plan.ropes.items():
+            self._emit(
+                abi.STEP_ROPE_TABLE,
+                0,
+                rope_pairs=len(rope.frequencies),
+                scale=rope.magnitude,
+                frequencies=plan.workspace.address(frequencies),
+                table=plan.workspace.address(table),
+            )
+        for index, (op, scope) in enumerate(zip(plan.ops, plan.scopes, strict=True)):
+            match op:
+                case EmbedRows():
+                    self._embed(op, scope)
+                case Norm():
+                    self._norm(index, op, scope)
+                case Linear():
+                    self._linear(index, op, scope)
+                case RopeStore():
+                    self._rope_store(op, scope)
+                case Attention():
+                    self._attention(index, op, scope)
+                case GatedActivation():
+                    self._gate(index, op, scope)
+                case SelectRows():
+                    self._select(op)
+        return (abi.Step * len(self._steps))(*self._steps), self._parts
+
+    def _embed(self, op: EmbedRows, scope: int) -> None:
+        part = abi.Part(matrix=self._matrix(op.table))
+        self._emit(
+            abi.STEP_EMBED,
+            scope,
+            width=op.out.width,
+            scale=op.scale,
+            part_count=1,
+            parts=self._keep([part]),
+            **self._at("dst", op.out),
+        )
+
+    def _norm(self, index: int, op: Norm, scope: int) -> None:
+        self._emit(
+            abi.STEP_NORM,
+            scope,
+            width=op.src.width,
+            eps=op.eps,
+            weight=self._vector(op.weight),
+            activation=self._activation_for(index, op.out, op.out.width),
+            **self._at("src", op.src),
+            **self._at("add", op.add),
+            **self._at("dst", op.out),
+        )
+
+    def _linear(self, index: int, op: Linear, scope: int) -> None:
+        plan = self._plan
+        if any(part.out.name == op.src.name for part in op.parts):
+            raise ValueError(f"a linear op cannot write its own input {op.src.name}")
+        packed = _is_packed(op, plan.stored)
+        before = plan.ops[index - 1] if index else None
+        if packed and not (before is not None and _quantises(before, op.src)):
+            self._emit(
+                abi.STEP_QUANTISE,
+                scope,
+                width=op.src.width,
+                activation=self._activation_address(),
+                **self._at("src", op.src),
+            )
+        parts = []
+        for part in op.parts:
+            buffer, offset = plan.buffers[part.out.name]
+            parts.append(
+                abi.Part(
+                    matrix=self._matrix(part.weight),
+                    bias=self._vector(part.bias) if part.bias is not None else None,
+                    dst=plan.workspace.address(offset),
+                    dst_stride=padded(buffer.width),
+                )
+            )
+        self._emit(
+            abi.STEP_LINEAR,
+            scope,
+            width=op.src.width,
+            part_count=len(parts),
+            parts=self._keep(parts),
+            activation=self._activation_address() if packed else None,
+            **self._at("src", op.src),
+        )
+
+    def _rope_store(self, op: RopeStore, scope: int) -> None:
+        rope = op.rope
+        table = self._plan.workspace.address(self._plan.ropes[rope][1]) if rope is not None else None
+        k_pool, v_pool = self._kv[op.layer]
+        self._emit(
+            abi.STEP_ROPE_STORE,
+            scope,
+            heads=op.heads,
+            kv_heads=op.kv_heads,
+            head_dim=op.head_dim,
+            rope_pairs=len(rope.frequencies) if rope is not None else 0,
+            interleaved=int(rope is not None and rope.interleaved),
+            kv_type=self._plan.kv.type.gguf_id,
+            table=table,
+            k_pool=k_pool,
+            v_pool=v_pool,
+            **self._at("src", op.q),
+            **self._at("add", op.k),
+            **self._at("third", op.v),
+        )
+
+    def _attention(self, index: int, op: Attention, scope: int) -> None:
+        k_pool, v_pool = self._kv[op.layer]
+        self._emit(
+            abi.STEP_ATTENTION,
+            scope,
+            width=op.out.width,
+            heads=op.heads,
+            kv_heads=op.kv_heads,
+            head_dim=op.head_dim,
+            window=op.window,
+            scale=op.scale,
+            kv_type=self._plan.kv.type.gguf_id,
+            k_pool=k_pool,
+            v_pool=v_pool,
+            partials=self._plan.workspace.address(self._plan.partials),
+            activation=self._activation_for(index, op.out, op.head_dim),
+            **self._at("src", op.q),
+            **self._at("dst", op.out),
+        )
+
+    def _gate(self, index: int, op: GatedActivation, scope: int) -> None:
+        self._emit(
+            abi.STEP_GATE,
+            scope,
+            width=op.out.width,
+            gate=abi.GATES[op.kind],
+            activation=self._activation_for(index, op.out, op.out.width),
+            **self._at("src", op.gate),
+            **self._at("add", op.up),
+            **self._at("dst", op.out),
+        )
+
+    def _select(self, op: SelectRows) -> None:
+        self._emit(
+            abi.STEP_SELECT,
+            1,
+            width=op.out.width,
+            **self._at("src", op.src),
+            **self._at("add", op.add),
+            **self._at("dst", op.out),
+        )
+
+    def _emit(self, kind: int, scope: int, **fields: object) -> None:
+        self._steps.append(
+            abi.Step(kind=kind, scope=scope, **{name: value for name, value in fields.items() if value is not None})
+        )
+
+    def _at(self, field: str, buffer: Buffer | None) -> dict[str, int]:
+        if buffer is None:
+            return {}
+        _, offset = self._plan.buffers[buffer.name]
+        return {field: self._plan.workspace.address(offset), f"{field}_stride": padded(buffer.width)}
+
+    def _matrix(self, weight: Weight) -> abi.Matrix:
+        stored = self._plan.stored[weight.name]
+        address = self._plan.weights.address(stored.offset)
+        return abi.Matrix(data=address, type=stored.view.type.gguf_id, rows=weight.rows, cols=weight.cols)
+
+    def _vector(self, weight: Weight) -> int:
+        return self._plan.weights.address(self._plan.stored[weight.name].offset)
+
+    def _activation_address(self) -> int:
+        return self._plan.workspace.address(self._plan.activation)
+
+    def _activation_for(self, index: int, out: Buffer, unit: int) -> int | None:
+        """Where op `index` should put the int8 of its output: only if the next op is a packed Linear that reads it.
+
+        `unit` is the width that one work item of the op completes: it must be a whole number of activation blocks.
+        """
+        following = self._plan.ops[index + 1] if index + 1 < len(self._plan.ops) else None
+        wanted = (
+            isinstance(following, Linear)
+            and following.src.name == out.name
+            and _is_packed(following, self._plan.stored)
+        )
+        return self._activation_address() if wanted and unit % ACTIVATION_BLOCK == 0 else None
+
+    def _keep(self, parts: list[abi.Part]) -> ctypes.Array[abi.Part]:
+        array = (abi.Part * len(parts))(*parts)
+        self._parts.append(array)
+        return array
+
+
+def _quantises(op: Op, out: Buffer) -> bool:
+    """Whether `_activation_for` made op `op` quantise `out` for the Linear that follows it."""
+    match op:
+        case Norm(out=written) | GatedActivation(out=written):
+            unit = written.width
+        case Attention(out=written, head_dim=head_dim):
+            unit = head_dim
+        case _:
+            return False
+    return written.name == out.name and unit % ACTIVATION_BLOCK == 0
+
+
+def _is_packed(op: Linear, stored: Mapping[str, StoredWeight]) -> bool:
+    return any(stored[part.weight.name].view.type in PACKED_TYPES for part in op.parts)
+
+
+def _scopes(ops: Sequence[Op]) -> Iterator[int]:
+    scope = 0
+    for op in ops:
+        if isinstance(op, SelectRows):
+            if scope:
+                raise ValueError("a program selects its logit rows once")
+            scope = 1
+        elif scope and isinstance(op, EmbedRows | RopeStore | Attention):
+            raise ValueError(f"{type(op).__name__} works on all rows and cannot follow SelectRows")
+        yield scope
+
+
+def _buffers_of(op: Op, scope: int) -> Iterator[tuple[Buffer, int]]:
+    """Every buffer of an op with the scope of its rows."""
+    match op:
+        case EmbedRows(out=out):
+            yield out, scope
+        case Norm(src=src, out=out, add=add):
+            yield from ((buffer, scope) for buffer in (src, out, add) if buffer is not None)
+        case Linear(src=src, parts=parts):
+            yield src, scope
+            yield from ((part.out, scope) for part in parts)
+        case RopeStore(q=q, k=k, v=v):
+            yield from ((buffer, scope) for buffer in (q, k, v))
+        case Attention(q=q, out=out):
+            yield from ((buffer, scope) for buffer in (q, out))
+        case GatedActivation(gate=gate, up=up, out=out):
+            yield from ((buffer, scope) for buffer in (gate, up, out))
+        case SelectRows(src=src, out=out, add=add):
+            yield from ((buffer, 0) for buffer in (src, add) if buffer is not None)
+            yield out, 1
+
+
+def _weights_of(op: Op) -> Iterator[tuple[Weight, str]]:
+    match op:
+        case EmbedRows(table=table):
+            yield table, MATRIX
+        case Linear(parts=parts):
+            for part in parts:
+                yield part.weight, MATRIX
+                if part.bias is not None:
+                    yield part.bias, VECTOR
+        case Norm(weight=weight):
+            yield weight, VECTOR
+
+
+def check_kv(plan: Plan) -> None:
+    """Raise ValueError where the pool does not fit the ops that use it."""
+    if plan.kv.slots % PAGE_LEN:
+        raise ValueError(f"{plan.kv.slots} slots are no whole number of pages of {PAGE_LEN}")
+    for op in plan.ops:
+        if not isinstance(op, RopeStore | Attention):
+            continue
+        if not 0 <= op.layer < len(plan.kv.layers):
+            raise ValueError(f"{type(op).__name__} uses layer {op.layer} of {len(plan.kv.layers)}")
+        shape = plan.kv.layers[op.layer]
+        if (shape.kv_heads, shape.head_dim) != (op.kv_heads, op.head_dim):
+            raise ValueError(
+                f"layer {op.layer} of the pool holds {shape.kv_heads} heads of {shape.head_dim}, "
+                f"{type(op).__name__} wants {op.kv_heads} of {op.head_dim}"
+            )

@@ -1,0 +1,132 @@
+"""What kernel tests share: backends per ISA level, random weights of every type, programs of a few ops.
+
+Activations come in through `EmbedRows` on an F32 table (token r = row r), which is exact; so every op is tested through
+the public interface, with no hook into the native code.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cache
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+from backends.base import (
+    Batch,
+    Buffer,
+    EmbedRows,
+    KvPool,
+    Limits,
+    Op,
+    OpenOptions,
+    TensorView,
+    Weight,
+)
+from backends.cpu import levels
+from backends.cpu.backend import CpuBackend, CpuProgram
+from backends.quant import QuantType
+
+F32 = npt.NDArray[np.float32]
+
+FLOAT_TYPES = ("F32", "F16", "BF16")
+SIMPLE_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+K_TYPES = ("Q4_K", "Q5_K", "Q6_K")
+ALL_TYPES = FLOAT_TYPES + SIMPLE_TYPES + K_TYPES
+
+NO_KV = KvPool((), 0, QuantType.F16)
+
+
+def tested_levels() -> tuple[str, ...]:
+    """The levels that this CPU has, or the one that HOMESERVE_ISA names."""
+    asked = os.environ.get("HOMESERVE_ISA", "")
+    available = levels.host_levels()
+    return (levels.choose(asked, available),) if asked else available
+
+
+@cache
+def backend(level: str, threads: int = 2) -> CpuBackend:
+    """One backend per level and thread count for the whole run; their threads sleep between calls."""
+    return CpuBackend(OpenOptions(threads=threads, isa=level))
+
+
+def weights_of(kind: str, rows: int, cols: int, seed: int = 0) -> tuple[TensorView, F32]:
+    """A random matrix of a type: its packed bytes and, by the `gguf` package, what they mean."""
+    random = np.random.default_rng(seed)
+    quant = QuantType[kind]
+    if kind in K_TYPES:
+        data = _random_k_blocks(kind, rows, cols, random)
+    else:
+        dense = random.standard_normal((rows, cols)).astype(np.float32)
+        data = gguf.quantize(dense, gguf.GGMLQuantizationType[kind]).view(np.uint8)
+    meaning = gguf.dequantize(data.reshape(rows, -1), gguf.GGMLQuantizationType[kind]).astype(np.float32)
+    return TensorView(f"{kind}.{rows}x{cols}.{seed}", quant, rows, cols, data.reshape(-1)), meaning.reshape(rows, cols)
+
+
+def _random_k_blocks(kind: str, rows: int, cols: int, random: np.random.Generator) -> npt.NDArray[np.uint8]:
+    """Any bytes are a valid K block as long as its half-precision scales are finite."""
+    quant = QuantType[kind]
+    blocks = random.integers(0, 256, (rows, cols // 256, quant.block_bytes), dtype=np.uint8)
+    places = (208,) if kind == "Q6_K" else (0, 2)
+    for at in places:
+        scales = (random.uniform(0.5, 1.5, blocks.shape[:2]) * 1e-2).astype(np.float16)
+        blocks[:, :, at : at + 2] = scales[..., None].view(np.uint8)
+    return blocks
+
+
+def vector_of(name: str, values: F32) -> TensorView:
+    return TensorView(
+        name, QuantType.F32, 1, values.size, np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(-1)
+    )
+
+
+def table_of(name: str, values: F32) -> TensorView:
+    rows, cols = values.shape
+    return TensorView(
+        name, QuantType.F32, rows, cols, np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(-1)
+    )
+
+
+def feed(name: str, values: F32) -> tuple[EmbedRows, TensorView, Buffer]:
+    """An op that puts row r of `values` into row r of buffer `name`, its table, and the buffer."""
+    buffer = Buffer(name, values.shape[1])
+    table = table_of(f"{name}.table", values)
+    return EmbedRows(Weight(table.name, *values.shape), buffer), table, buffer
+
+
+def plain_batch(rows: int, logit_rows: Sequence[int] = ()) -> Batch:
+    """Rows of one sequence at positions 0.., token r in row r, slots in order."""
+    numbers = np.arange(rows, dtype=np.int32)
+    pages = np.arange(max(1, -(-rows // 16)), dtype=np.int32)[None]
+    return Batch(numbers, numbers, numbers, np.zeros(rows, np.int32), pages, np.array(logit_rows, np.int32))
+
+
+def bind(
+    on: CpuBackend,
+    ops: Sequence[Op],
+    weights: Sequence[TensorView],
+    kv: KvPool = NO_KV,
+    rows: int = 64,
+    logit_rows: int = 64,
+    lane_pages: int = 4,
+    lanes: int = 8,
+) -> CpuProgram:
+    named = {view.name: view for view in weights}
+    return on.bind(ops, named, kv, Limits(rows, logit_rows, lanes, lane_pages), lambda stage, done, total: None)
+
+
+def int8_rounded(x: F32) -> npt.NDArray[np.float64]:
+    """Activations as packed kernels see them: int8 times one scale for each 32 columns."""
+    blocks = x.reshape(x.shape[0], -1, 32)
+    largest = np.abs(blocks).max(axis=2, keepdims=True)
+    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
+    levels_of = np.rint(blocks * inverse)
+    rounded: npt.NDArray[np.float64] = levels_of.astype(np.float64) * (largest / np.float32(127))
+    return rounded.reshape(x.shape)
+
+
+def bits(x: F32) -> npt.NDArray[np.uint32]:
+    """Bit patterns, for equality that tells -0 from 0 and compares NaNs."""
+    return np.ascontiguousarray(x).view(np.uint32)
