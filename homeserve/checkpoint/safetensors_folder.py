@@ -59,7 +59,10 @@ def _tensors(
     tensors: dict[str, TensorView] = {}
     try:
         for shard, wanted in _shards(path).items():
-            file = safetensors_header.read(os.path.join(path, shard))
+            shard_path = os.path.join(path, shard)
+            if not os.path.exists(shard_path):
+                raise CheckpointError(shard_path, "file", "is missing", fix="fetch the whole folder")
+            file = safetensors_header.read(shard_path)
             files.append(file)
             missing = sorted(wanted - file.tensors.keys()) if wanted is not None else []
             if missing:

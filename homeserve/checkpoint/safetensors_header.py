@@ -46,8 +46,9 @@ def read(path: str) -> SafetensorsFile:
     file = MappedFile(path)
     try:
         start, entries = _header(file)
+        tensors = {name: _view(file, name, entry, start) for name, entry in entries.items()}
         _refuse_overlap(path, entries)
-        return SafetensorsFile(file, {name: _view(file, name, entry, start) for name, entry in entries.items()})
+        return SafetensorsFile(file, tensors)
     except CheckpointError:
         file.close()
         raise

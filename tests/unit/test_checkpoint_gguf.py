@@ -102,7 +102,8 @@ def test_every_value_and_tensor_is_read(put: Put) -> None:
     assert [metadata[f"k{kind}"] for kind in (6, 10, 11, 12)] == [0.5, 1 << 40, -(1 << 40), 0.25]
     words, numbers = metadata["words"], metadata["numbers"]
     assert words == ("a", "", "größe", "▁x") and numbers == [1, -2, 3]
-    assert isinstance(words, gguf.Array) and words[2] == "größe" and len(words) == 4 and words[1:] == ("", "größe", "▁x")
+    assert isinstance(words, gguf.Array)
+    assert words[2] == "größe" and len(words) == 4 and words[1:] == ("", "größe", "▁x")
     a, b, c = (opened.tensors[name] for name in "abc")
     assert (a.type, a.rows, a.cols, bytes(a.data)) == (QuantType.Q8_0, 2, 32, bytes(range(68)))
     assert (b.type, b.rows, b.cols) == (QuantType.F32, 1, 5)
@@ -131,7 +132,7 @@ def test_the_reference_writer_is_read_back(tmp_path: Path) -> None:
     writer.add_token_types([1] * 300)
     writer.add_chat_template([{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}])
     floats = {f"t.{i}": rng.standard_normal((3 + i, 256), np.float32) for i in range(4)}
-    kinds = (reference.GGMLQuantizationType.Q4_0, reference.GGMLQuantizationType.Q5_1, reference.GGMLQuantizationType.BF16)
+    kinds = [reference.GGMLQuantizationType[name] for name in ("Q4_0", "Q5_1", "BF16")]
     packed = {f"t.{i}": (kind, reference.quants.quantize(floats[f"t.{i}"], kind)) for i, kind in enumerate(kinds)}
     for name, (kind, raw) in packed.items():
         writer.add_tensor(name, raw, raw_dtype=kind)
@@ -260,7 +261,7 @@ def test_hostile_files_are_refused_by_name(put: Put, case: str) -> None:
 
 def test_a_file_cut_anywhere_is_refused(put: Put) -> None:
     whole = sound()
-    step = 1 if SLOW else 7
+    step = 1 if SLOW else 13
     for length in range(0, len(whole), step):
         refused(put(whole[:length]))
 
@@ -392,7 +393,7 @@ def test_mutated_files_open_or_are_refused(put: Put, round: int) -> None:
 
 @settings(max_examples=20_000 if SLOW else 30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=400), st.sampled_from((2, 3)), st.tuples(st.integers(0, 9), st.integers(0, 9)))
-def test_any_bytes_after_the_preamble_are_survived(put: Put, data: bytes, version: int, counts: tuple[int, int]) -> None:
+def test_any_bytes_after_the_preamble(put: Put, data: bytes, version: int, counts: tuple[int, int]) -> None:
     path = put(b"GGUF" + struct.pack("<IQQ", version, *counts) + data)
     try:
         checkpoint.open(path).close()
