@@ -8,13 +8,15 @@ the client stops reading, the transport's buffer fills, the write waits, and aft
 from __future__ import annotations
 
 import asyncio
+import socket
 
 from aiohttp import web
 
 PING_S = 15.0
 """Silence after which a comment line keeps proxies and clients from giving up."""
 BUFFER_BYTES = 1 << 16
-"""Bytes that may wait in the process for a client to read them."""
+"""Bytes that may wait for a client to read them, in the process and (twice as many) in the kernel, which would else
+take megabytes for a client that reads nothing before anybody noticed."""
 _DONE = b"data: [DONE]\n\n"
 _PING = b": ping\n\n"
 
@@ -44,6 +46,7 @@ class EventStream:
         transport = self._request.transport
         if transport is not None:
             transport.set_write_buffer_limits(high=BUFFER_BYTES)
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
 
     async def send(self, payloads: list[bytes]) -> None:
         """One event per JSON payload, in one write."""

@@ -192,6 +192,20 @@ def box(tmp_path: Path) -> Iterator[Box]:
     made.close()
 
 
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, smollm2: str) -> Iterator[Run]:
+    """One server of the default model for all tests that only ask it things; it must drain and leave nothing."""
+    box = Box(tmp_path_factory.mktemp("server"))
+    run = box.up(smollm2, "--deterministic", "--max-running", "20", "--context", "1024", "--kv-tokens", "16384")
+    try:
+        yield run
+        run.send(signal.SIGTERM)
+        assert run.wait() == 0, run.err
+        assert run.left_behind() == []
+    finally:
+        box.close()
+
+
 @pytest.fixture(name="wait_until")
 def wait_until_fixture() -> Callable[..., Any]:
     """`wait_until(what, condition)`: the first true value of `condition`."""
