@@ -1,8 +1,10 @@
 # What the scripts share: find Python and a compiler or say what to install, and make a virtual environment that holds
 # this checkout *installed*. Sourced by scripts/up, test, check and bench; never run on its own.
 #
-# An environment carries a stamp: the digest of every file that the package is built from, of the wanted extras and of
-# the Python that made it. Equal stamp, nothing to do: the second start costs one pass of sha256sum.
+# Two steps, each with a stamp: a wheel is built from the sources (in build/, with build tools of its own), and the wheel
+# is installed into the environment that asked. A stamp is the digest of every file that the package is built from, of the
+# wanted extras and of the Python that made it. Equal stamp, nothing to do: the second start costs one pass over the
+# sources, and the test environment compiles nothing that the first command has compiled.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -107,43 +109,68 @@ up_to_date() {
 # make_environment FOLDER EXTRAS: a virtual environment with this checkout and the extras installed, if it is not so yet.
 # An environment that is up to date needs neither Python of the system nor a compiler, so those are asked for after.
 make_environment() {
-    local folder=$1 extras=$2
-    up_to_date "$folder" "$extras" && return 0
+    up_to_date "$1" "$2" && return 0
     require_tools
     # Two starts at once would build into the same folder; the second one waits and then finds the work done.
+    mkdir -p "$ROOT/build"
     if command -v flock >/dev/null; then
-        exec 9>"$folder.lock"
+        exec 9>"$ROOT/build/lock"
         flock -w 1800 9
-        if up_to_date "$folder" "$extras"; then
-            exec 9>&-
-            return 0
-        fi
     fi
-    if ! "$folder/bin/python" -c 'import pip' 2>/dev/null; then
-        say "making $(basename "$folder") with $("$PYTHON" --version)"
-        rm -rf "$folder"
-        "$PYTHON" -m venv "$folder"
-    fi
+    up_to_date "$1" "$2" || install_wheel "$1" "$2"
+    exec 9>&-
+}
+
+# install_wheel FOLDER EXTRAS
+install_wheel() {
+    local folder=$1 extras=$2 wheel
+    make_venv "$folder"
     rm -f "$folder/stamp"
-    # The build tools live in the environment, so that the persistent build folder always sees the same CMake and a
-    # second install compiles only what changed.
-    say "compiling and installing homeserve (a minute or two the first time)"
-    pip_install "$folder" 'scikit-build-core>=0.11,<2' 'cmake>=3.22,<5' 'ninja>=1.11,<2'
-    PATH="$folder/bin:$PATH" pip_install "$folder" --no-build-isolation "$ROOT${extras:+[$extras]}"
+    build_wheel
+    wheel=$(ls "$ROOT"/build/wheel/*.whl)
+    say "installing homeserve into $(basename "$folder")"
+    pip_install "$folder" "$wheel${extras:+[$extras]}"
+    # The first install leaves a homeserve of the same version as it is; this one replaces it.
+    pip_install "$folder" --no-deps --force-reinstall "$wheel"
     wanted_stamp "$folder/bin/python" "$extras" >"$folder/stamp"
-    if [[ -e "$folder.lock" ]]; then
-        exec 9>&-
+}
+
+# One wheel in build/wheel. The build tools have an environment of their own, so that the persistent build folder always
+# sees the same CMake and a second build compiles only what changed.
+build_wheel() {
+    local tools="$ROOT/build/tools"
+    if [[ -f "$ROOT/build/wheel/stamp" ]] && [[ "$(cat "$ROOT/build/wheel/stamp")" == "$(wanted_stamp "$PYTHON" "")" ]]; then
+        return 0
+    fi
+    rm -rf "$ROOT/build/wheel"
+    if [[ ! -f "$tools/complete" ]]; then
+        make_venv "$tools"
+        pip_install "$tools" 'scikit-build-core>=0.11,<2' 'cmake>=3.22,<5' 'ninja>=1.11,<2'
+        touch "$tools/complete"
+    fi
+    say "compiling homeserve (a minute or two the first time)"
+    PATH="$tools/bin:$PATH" pip_run "$tools" wheel --no-deps --no-build-isolation --wheel-dir "$ROOT/build/wheel" "$ROOT"
+    wanted_stamp "$PYTHON" "" >"$ROOT/build/wheel/stamp"
+}
+
+# make_venv FOLDER: an environment with a pip that works; one whose Python is gone is made anew.
+make_venv() {
+    if ! "$1/bin/python" -c 'import pip' 2>/dev/null; then
+        say "making $(basename "$1") with $("$PYTHON" --version)"
+        rm -rf "$1"
+        "$PYTHON" -m venv "$1"
     fi
 }
 
-# pip_install FOLDER ARG...: pip, quiet when it works, its whole output when it does not.
-pip_install() {
-    local folder=$1 log
-    shift
-    log="$folder/install.log"
-    if ! "$folder/bin/python" -m pip install --no-input --disable-pip-version-check "$@" >"$log" 2>&1; then
+# pip_install FOLDER ARGUMENT...
+pip_install() { pip_run "$1" install "${@:2}"; }
+
+# pip_run FOLDER COMMAND ARGUMENT...: pip, quiet when it works, the end of its output when it does not.
+pip_run() {
+    local log="$1/pip.log"
+    if ! "$1/bin/python" -m pip "$2" --no-input --disable-pip-version-check "${@:3}" >"$log" 2>&1; then
         tail -n 60 "$log" >&2
-        say "error: pip install failed; its whole output is in $log"
+        say "error: pip $2 failed; its whole output is in $log"
         exit 2
     fi
 }
