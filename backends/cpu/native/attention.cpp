@@ -20,6 +20,7 @@ namespace {
 
 constexpr int PARTITION = 256;
 constexpr int PAGES = PARTITION / GROUP;
+constexpr int TILE_ROWS = 8;   // consecutive rows of one sequence that share their loads of K and V
 constexpr int MAX_DIMS = 512;
 constexpr float NEGATIVE_INFINITY = -INFINITY;
 
@@ -321,21 +322,34 @@ void merge_parts(const Item &item, int item_index, int partitions) {
 
 constexpr int SPLIT_ITEMS = 4;   // below this many items per thread, single-row tiles are split by partition
 
+int item_count(const Run &run, const hs_step &step) { return run.tile_count * step.kv_heads; }
+
+Item item_at(const Run &run, const hs_step &step, int index) {
+    const int32_t *tile = run.program.tiles + 2 * (index / step.kv_heads);
+    return {step, run.batch, tile[0], tile[1], index % step.kv_heads};
+}
+
+bool is_split(const Run &run, const hs_step &step) {
+    return run.threads > 1 && run.tile_rows_most == 1 && run.partitions > 1 && item_count(run, step) < SPLIT_ITEMS * run.threads;
+}
+
 }  // namespace
 
-int cut_tiles(const hs_batch &batch, int32_t *tiles) {
-    int count = 0;
+void cut_tiles(Run &run) {
+    const hs_batch &batch = run.batch;
+    int32_t *tiles = run.program.tiles;
     for (int row = 0; row < batch.rows;) {
         int length = 1;
         while (row + length < batch.rows && length < TILE_ROWS && batch.row_lanes[row + length] == batch.row_lanes[row] &&
                batch.positions[row + length] == batch.positions[row] + length)
             length++;
-        tiles[2 * count] = row;
-        tiles[2 * count + 1] = length;
-        count++;
+        tiles[2 * run.tile_count] = row;
+        tiles[2 * run.tile_count + 1] = length;
+        run.tile_count++;
         row += length;
+        run.tile_rows_most = most(run.tile_rows_most, length);
+        run.partitions = most(run.partitions, batch.positions[row - 1] / PARTITION + 1);
     }
-    return count;
 }
 
 size_t partial_floats(int threads, int heads, int kv_heads, int head_dim, int lane_pages) {
@@ -344,28 +358,22 @@ size_t partial_floats(int threads, int heads, int kv_heads, int head_dim, int la
            static_cast<size_t>(16 + padded(head_dim));
 }
 
-void run_attention(const hs_step &step, const hs_batch &batch, const int32_t *tiles, int tile_count, Team &team, int) {
-    const int items = tile_count * step.kv_heads;
-    const auto item = [&](int index) {
-        const int t = index / step.kv_heads;
-        return Item{step, batch, tiles[2 * t], tiles[2 * t + 1], index % step.kv_heads};
-    };
-    int partitions = 0, rows = 0;
-    for (int t = 0; t < tile_count; t++) {
-        rows = most(rows, tiles[2 * t + 1]);
-        partitions = most(partitions, batch.positions[tiles[2 * t] + tiles[2 * t + 1] - 1] / PARTITION + 1);
-    }
-    if (team.threads() == 1 || rows > 1 || partitions == 1 || items >= SPLIT_ITEMS * team.threads()) {
-        for (int first, last; team.take(items, 1, first, last);) run_whole(item(first));
+int attention_chunks(const Run &run, const hs_step &step) {
+    return item_count(run, step) * (is_split(run, step) ? run.partitions : 1);
+}
+
+void attention_chunk(const Run &run, const hs_step &step, int chunk) {
+    if (!is_split(run, step)) {
+        run_whole(item_at(run, step, chunk));
         return;
     }
-    for (int first, last; team.take(items * partitions, 1, first, last);) {
-        const int index = first / partitions, partition = first % partitions;
-        const Item one = item(index);
-        if (partition >= one.first_partition() && partition <= one.last_partition()) run_part(one, index, partition, partitions);
-    }
-    team.barrier();
-    for (int first, last; team.take(items, 1, first, last);) merge_parts(item(first), first, partitions);
+    const int index = chunk / run.partitions, partition = chunk % run.partitions;
+    const Item item = item_at(run, step, index);
+    if (partition >= item.first_partition() && partition <= item.last_partition()) run_part(item, index, partition, run.partitions);
 }
+
+int merge_chunks(const Run &run, const hs_step &step) { return is_split(run, step) ? item_count(run, step) : 0; }
+
+void merge_chunk(const Run &run, const hs_step &step, int chunk) { merge_parts(item_at(run, step, chunk), chunk, run.partitions); }
 
 }  // namespace hs

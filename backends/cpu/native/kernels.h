@@ -1,5 +1,6 @@
-// What the kernels offer to the program runner. Every function works on the items [first, last) of its step, so that any
-// number of threads may share a step, and computes each item the same way whoever does it.
+// What the kernels offer to the program runner: for each kind of step, into how many chunks it falls and what one chunk
+// does. Chunks are independent, so any number of threads may share a step, and each is computed the same way whoever does
+// it and however many there are.
 #pragma once
 
 #include <cstddef>
@@ -7,9 +8,20 @@
 
 #include "hs_cpu.h"
 #include "layout.h"
-#include "team.h"
 
 namespace hs {
+
+// One run of a program, as its steps see it.
+struct Run {
+    const hs_program &program;
+    const hs_batch &batch;
+    int threads;
+    int tile_count;      // attention's row tiles: pairs (first row, rows) in program.tiles
+    int tile_rows_most;  // rows of the largest tile
+    int partitions;      // KV partitions of the longest sequence
+
+    int rows(const hs_step &step) const { return step.scope ? batch.logit_row_count : batch.rows; }
+};
 
 // repack.cpp
 void repack_group(int type, int rows, int cols, const uint8_t *src, uint8_t *dst, int group);
@@ -18,22 +30,27 @@ void unpack_row(const hs_matrix &matrix, int row, float *dst);
 // quantise.cpp: blocks [first, last) of a row
 void quantise_blocks(const float *row, ActBlock *out, int first, int last);
 
-// linear.cpp: batch rows x weight rows, all groups of all parts of a step
-void run_linear(const hs_step &step, int rows, Team &team);
+// linear.cpp
+int linear_chunks(const Run &run, const hs_step &step);
+void linear_chunk(const Run &run, const hs_step &step, int chunk);
 
 // rowops.cpp
-void run_rope_table(const hs_step &step, const hs_batch &batch, Team &team);
-void run_embed(const hs_step &step, const hs_batch &batch, Team &team);
-void run_norm(const hs_step &step, int rows, Team &team);
-void run_quantise(const hs_step &step, int rows, Team &team);
-void run_rope_store(const hs_step &step, const hs_batch &batch, Team &team);
-void run_gate(const hs_step &step, int rows, Team &team);
-void run_select(const hs_step &step, const hs_batch &batch, Team &team);
+int row_chunks(const Run &run, const hs_step &step);      // steps that take whole rows
+int column_chunks(const Run &run, const hs_step &step);   // steps that may cut a row: gate, quantise
+void rope_table_chunk(const Run &run, const hs_step &step, int chunk);
+void embed_chunk(const Run &run, const hs_step &step, int chunk);
+void norm_chunk(const Run &run, const hs_step &step, int chunk);
+void rope_store_chunk(const Run &run, const hs_step &step, int chunk);
+void select_chunk(const Run &run, const hs_step &step, int chunk);
+void quantise_chunk(const Run &run, const hs_step &step, int chunk);
+void gate_chunk(const Run &run, const hs_step &step, int chunk);
 
-// attention.cpp
-constexpr int TILE_ROWS = 8;   // consecutive rows of one sequence that share their loads of K and V
-int cut_tiles(const hs_batch &batch, int32_t *tiles);   // pairs (first row, rows); returns how many
+// attention.cpp: two stages, of which the second has chunks only where the first was split by partition
+void cut_tiles(Run &run);
 size_t partial_floats(int threads, int heads, int kv_heads, int head_dim, int lane_pages);
-void run_attention(const hs_step &step, const hs_batch &batch, const int32_t *tiles, int tile_count, Team &team, int thread);
+int attention_chunks(const Run &run, const hs_step &step);
+void attention_chunk(const Run &run, const hs_step &step, int chunk);
+int merge_chunks(const Run &run, const hs_step &step);
+void merge_chunk(const Run &run, const hs_step &step, int chunk);
 
 }  // namespace hs

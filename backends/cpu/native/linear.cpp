@@ -9,8 +9,8 @@
 //
 // where a weight is d_w * q_w + m_w. An offset (Q4_0's -8) is a minimum m_w = -8 d_w.
 //
-// Threads take runs of groups. Within a run, all batch rows pass before the next run, so its weights come from memory
-// once; decode is bound by exactly that, and `prefetch` keeps the loads PREFETCH bytes ahead of the arithmetic.
+// A chunk is a run of groups. All batch rows pass over it before the next one, so its weights come from memory once;
+// decode is bound by exactly that, and `prefetch` keeps the loads PREFETCH bytes ahead of the arithmetic.
 #include "kernels.h"
 #include "simd.h"
 
@@ -18,7 +18,8 @@ namespace hs {
 namespace {
 
 constexpr int PREFETCH = 4096;
-constexpr size_t RUN_BYTES = 128 * 1024;   // weights of a run: they must stay in L2 while the batch rows pass
+constexpr size_t CHUNK_BYTES = 128 * 1024;   // weights of a chunk: they must stay in L2 while the batch rows pass
+constexpr int CHUNKS_PER_THREAD = 6;         // so many at least, where the matrix has them: threads do not run evenly
 
 struct Scales {
     vf d, m;
@@ -297,7 +298,7 @@ Tiles tiles_of(int type) {
 }
 
 // Groups [first, last) of one part for all batch rows: tiles of rows outside, groups inside, so that the activations of a
-// tile stay in L1 and the weights of the run in L2.
+// tile stay in L1 and the weights of the chunk in L2.
 void run_groups(const hs_part &part, const Rows &rows, int row_count, int first, int last) {
     const Tiles tiles = tiles_of(part.matrix.type);
     const size_t stride = group_bytes(part.matrix.type, part.matrix.cols);
@@ -319,32 +320,42 @@ void run_groups(const hs_part &part, const Rows &rows, int row_count, int first,
     }
 }
 
-int run_length(size_t bytes_per_group, int total_groups, int threads) {
-    const int by_cache = static_cast<int>(RUN_BYTES / bytes_per_group), by_balance = total_groups / (threads * 6);
+// Groups of one chunk: few enough for the cache and for every thread to get its share, the same for all parts.
+int groups_of_chunk(const Run &run, const hs_step &step, int total) {
+    size_t bytes = 1;
+    for (int p = 0; p < step.part_count; p++) {
+        const size_t size = group_bytes(step.parts[p].matrix.type, step.width);
+        bytes = size > bytes ? size : bytes;
+    }
+    const int by_cache = static_cast<int>(CHUNK_BYTES / bytes), by_balance = total / (run.threads * CHUNKS_PER_THREAD);
     const int length = by_cache < by_balance ? by_cache : by_balance;
     return length > 1 ? length : 1;
 }
 
+int total_groups(const hs_step &step) {
+    int total = 0;
+    for (int p = 0; p < step.part_count; p++) total += groups_of(step.parts[p].matrix.rows);
+    return total;
+}
+
 }  // namespace
 
-void run_linear(const hs_step &step, int rows, Team &team) {
+int linear_chunks(const Run &run, const hs_step &step) {
+    if (run.rows(step) == 0) return 0;
+    const int total = total_groups(step), length = groups_of_chunk(run, step, total);
+    return (total + length - 1) / length;
+}
+
+void linear_chunk(const Run &run, const hs_step &step, int chunk) {
     const Rows inputs{step.activation, static_cast<size_t>(step.width / 32) * sizeof(ActBlock), step.src, step.src_stride};
-    int total = 0;
-    size_t bytes = 1;
-    for (int p = 0; p < step.part_count; p++) {
-        total += groups_of(step.parts[p].matrix.rows);
-        const size_t size = group_bytes(step.parts[p].matrix.type, step.width);
-        bytes = size > bytes ? size : bytes;
-    }
-    const int length = run_length(bytes, total, team.threads());
-    for (int first, last; team.take(total, length, first, last);) {
-        int base = 0;
-        for (int p = 0; p < step.part_count && base < last; p++) {
-            const int groups = groups_of(step.parts[p].matrix.rows);
-            const int from = first > base ? first - base : 0, to = last - base < groups ? last - base : groups;
-            if (from < to) run_groups(step.parts[p], inputs, rows, from, to);
-            base += groups;
-        }
+    const int total = total_groups(step), length = groups_of_chunk(run, step, total);
+    const int first = chunk * length, last = first + length < total ? first + length : total;
+    int base = 0;
+    for (int p = 0; p < step.part_count && base < last; p++) {
+        const int groups = groups_of(step.parts[p].matrix.rows);
+        const int from = first > base ? first - base : 0, to = last - base < groups ? last - base : groups;
+        if (from < to) run_groups(step.parts[p], inputs, run.rows(step), from, to);
+        base += groups;
     }
 }
 

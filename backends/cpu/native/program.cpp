@@ -7,6 +7,7 @@
 
 #include "hs_cpu.h"
 #include "kernels.h"
+#include "team.h"
 
 #if defined(HS_LEVEL_IS_AVX512VNNI)
 #define HS_LEVEL_NAME "avx512vnni"
@@ -27,38 +28,54 @@ struct hs_team {
 namespace hs {
 namespace {
 
-struct Walk {
-    const hs_program *program;
-    const hs_batch *batch;
-    int tile_count;
+struct Kind {
+    int (*chunks)(const Run &, const hs_step &);
+    void (*run)(const Run &, const hs_step &, int chunk);
 };
 
-void run_step(const Walk &walk, const hs_step &step, Team &team, int thread) {
-    const hs_batch &batch = *walk.batch;
-    const int rows = step.scope ? batch.logit_row_count : batch.rows;
-    switch (step.kind) {
-        case HS_STEP_ROPE_TABLE: run_rope_table(step, batch, team); break;
-        case HS_STEP_EMBED: run_embed(step, batch, team); break;
-        case HS_STEP_NORM: run_norm(step, rows, team); break;
-        case HS_STEP_QUANTISE: run_quantise(step, rows, team); break;
-        case HS_STEP_LINEAR: run_linear(step, rows, team); break;
-        case HS_STEP_ROPE_STORE: run_rope_store(step, batch, team); break;
-        case HS_STEP_ATTENTION: run_attention(step, batch, walk.program->tiles, walk.tile_count, team, thread); break;
-        case HS_STEP_GATE: run_gate(step, rows, team); break;
-        case HS_STEP_SELECT: run_select(step, batch, team); break;
-        default: break;
-    }
-}
+// The stages of every kind of step: one, or two for attention.
+constexpr Kind NONE{nullptr, nullptr};
+constexpr Kind STAGES[][2] = {
+    {NONE, NONE},
+    {{row_chunks, rope_table_chunk}, NONE},
+    {{row_chunks, embed_chunk}, NONE},
+    {{row_chunks, norm_chunk}, NONE},
+    {{column_chunks, quantise_chunk}, NONE},
+    {{linear_chunks, linear_chunk}, NONE},
+    {{row_chunks, rope_store_chunk}, NONE},
+    {{attention_chunks, attention_chunk}, {merge_chunks, merge_chunk}},
+    {{column_chunks, gate_chunk}, NONE},
+    {{row_chunks, select_chunk}, NONE},
+};
+constexpr int KINDS = sizeof STAGES / sizeof STAGES[0];
+static_assert(KINDS == HS_STEP_SELECT + 1, "a row for each HS_STEP");
 
-void walk_steps(void *context, Team &team, int thread) {
-    const Walk &walk = *static_cast<const Walk *>(context);
-    for (int i = 0; i < walk.program->step_count; i++) {
-        const hs_step &step = walk.program->steps[i];
-        if (step.scope && walk.batch->logit_row_count == 0) continue;
-        run_step(walk, step, team, thread);
-        team.barrier();
+class Walk final : public Job {
+  public:
+    explicit Walk(const Run &run) : run_(run) {}
+
+    int next_stage() override {
+        for (;;) {
+            stage_++;
+            if (stage_ == 2) stage_ = 0, step_++;
+            if (step_ == run_.program.step_count) return 0;
+            const int chunks = kind().chunks ? kind().chunks(run_, step()) : 0;
+            if (chunks > 0) return chunks;
+        }
     }
-}
+
+    void run_chunk(int chunk) override { kind().run(run_, step(), chunk); }
+
+  private:
+    const hs_step &step() const { return run_.program.steps[step_]; }
+    const Kind &kind() const {
+        const int number = step().kind;
+        return STAGES[number > 0 && number < KINDS ? number : 0][stage_];
+    }
+
+    const Run &run_;
+    int step_ = 0, stage_ = -1;
+};
 
 bool within(const int32_t *values, int count, int limit) {
     for (int i = 0; i < count; i++)
@@ -90,17 +107,27 @@ bool shape_is_sound(int type, int rows, int cols) {
     return block > 0 && rows > 0 && cols > 0 && cols % block == 0;
 }
 
-struct RepackJob {
-    int type, rows, cols;
-    const uint8_t *src;
-    uint8_t *dst;
-};
+class Repack final : public Job {
+  public:
+    Repack(int type, int rows, int cols, const uint8_t *src, uint8_t *dst) : type_(type), rows_(rows), cols_(cols), src_(src), dst_(dst) {}
 
-void repack_job(void *context, Team &team, int) {
-    const RepackJob &job = *static_cast<const RepackJob *>(context);
-    for (int first, last; team.take(groups_of(job.rows), 4, first, last);)
-        for (int group = first; group < last; group++) repack_group(job.type, job.rows, job.cols, job.src, job.dst, group);
-}
+    int next_stage() override {
+        const bool first = !started_;
+        started_ = true;
+        return first ? (groups_of(rows_) + GROUPS - 1) / GROUPS : 0;
+    }
+
+    void run_chunk(int chunk) override {
+        for (int g = chunk * GROUPS; g < (chunk + 1) * GROUPS && g < groups_of(rows_); g++) repack_group(type_, rows_, cols_, src_, dst_, g);
+    }
+
+  private:
+    static constexpr int GROUPS = 4;
+    const int type_, rows_, cols_;
+    const uint8_t *src_;
+    uint8_t *dst_;
+    bool started_ = false;
+};
 
 }  // namespace
 }  // namespace hs
@@ -195,8 +222,8 @@ HS_API size_t hs_partial_floats(int32_t threads, int32_t heads, int32_t kv_heads
 HS_API int32_t hs_repack(hs_team *team, int32_t type, int32_t rows, int32_t cols, const uint8_t *src, uint8_t *dst) {
     if (hs::block_cols(type) == 0) return HS_E_TYPE;
     if (!hs::shape_is_sound(type, rows, cols)) return HS_E_SHAPE;
-    hs::RepackJob job{type, rows, cols, src, dst};
-    team->team.run(hs::repack_job, &job);
+    hs::Repack job(type, rows, cols, src, dst);
+    team->team.run(job);
     return HS_OK;
 }
 
@@ -209,7 +236,9 @@ HS_API int32_t hs_unpack_row(const hs_matrix *matrix, int32_t row, float *dst) {
 
 HS_API int32_t hs_run(hs_team *team, const hs_program *program, const hs_batch *batch) {
     if (!hs::batch_is_sound(*program, *batch)) return HS_E_BATCH;
-    hs::Walk walk{program, batch, hs::cut_tiles(*batch, program->tiles)};
-    team->team.run(hs::walk_steps, &walk);
+    hs::Run run{*program, *batch, team->team.threads(), 0, 0, 0};
+    if (program->slots > 0) hs::cut_tiles(run);
+    hs::Walk walk(run);
+    team->team.run(walk);
     return HS_OK;
 }

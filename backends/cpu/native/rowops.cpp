@@ -75,77 +75,105 @@ vf gate_of(int kind, vf g) {
     return div(g, add(set1(1.0f), exp_v(z2)));
 }
 
+// Rows of one chunk: all threads get several, where there are that many.
+int rows_of_chunk(const Run &run, int rows) {
+    const int length = rows / (run.threads * 8);
+    return length > 1 ? length : 1;
+}
+
+struct Range {
+    int first, last;
+};
+
+Range rows_in(const Run &run, const hs_step &step, int chunk) {
+    const int rows = run.rows(step), length = rows_of_chunk(run, rows), first = chunk * length;
+    return {first, first + length < rows ? first + length : rows};
+}
+
+int column_runs(const hs_step &step) { return (step.width + COLUMN_RUN - 1) / COLUMN_RUN; }
+
+Range columns_in(const hs_step &step, int chunk) {
+    const int first = chunk % column_runs(step) * COLUMN_RUN;
+    return {first, first + COLUMN_RUN < step.width ? first + COLUMN_RUN : step.width};
+}
+
 }  // namespace
 
-void run_rope_table(const hs_step &step, const hs_batch &batch, Team &team) {
-    for (int first, last; team.take(batch.rows, 1, first, last);) {
-        float *row = step.table + static_cast<int64_t>(2 * step.rope_pairs) * first;
+int row_chunks(const Run &run, const hs_step &step) {
+    const int rows = run.rows(step), length = rows_of_chunk(run, rows);
+    return (rows + length - 1) / length;
+}
+
+int column_chunks(const Run &run, const hs_step &step) { return run.rows(step) * column_runs(step); }
+
+void rope_table_chunk(const Run &run, const hs_step &step, int chunk) {
+    const Range rows = rows_in(run, step, chunk);
+    for (int r = rows.first; r < rows.last; r++) {
+        float *row = step.table + static_cast<int64_t>(2 * step.rope_pairs) * r;
         for (int i = 0; i < step.rope_pairs; i++) {
             // In double: a float32 product of a large position and a frequency loses digits that turn the head.
-            const double angle = static_cast<double>(batch.positions[first]) * step.frequencies[i];
+            const double angle = static_cast<double>(run.batch.positions[r]) * step.frequencies[i];
             row[i] = static_cast<float>(std::cos(angle) * static_cast<double>(step.scale));
             row[step.rope_pairs + i] = static_cast<float>(std::sin(angle) * static_cast<double>(step.scale));
         }
     }
 }
 
-void run_embed(const hs_step &step, const hs_batch &batch, Team &team) {
-    for (int first, last; team.take(batch.rows, 1, first, last);) {
-        float *out = step.dst + step.dst_stride * first;
-        unpack_row(step.parts[0].matrix, batch.tokens[first], out);
+void embed_chunk(const Run &run, const hs_step &step, int chunk) {
+    const Range rows = rows_in(run, step, chunk);
+    for (int r = rows.first; r < rows.last; r++) {
+        float *out = step.dst + step.dst_stride * r;
+        unpack_row(step.parts[0].matrix, run.batch.tokens[r], out);
         if (step.scale != 1.0f)
             for (int c = 0; c < step.width; c++) out[c] *= step.scale;
     }
 }
 
-void run_norm(const hs_step &step, int rows, Team &team) {
-    for (int first, last; team.take(rows, 1, first, last);) norm_row(step, first);
+void norm_chunk(const Run &run, const hs_step &step, int chunk) {
+    const Range rows = rows_in(run, step, chunk);
+    for (int r = rows.first; r < rows.last; r++) norm_row(step, r);
 }
 
-void run_quantise(const hs_step &step, int rows, Team &team) {
-    const int runs = (step.width + COLUMN_RUN - 1) / COLUMN_RUN;
-    for (int first, last; team.take(rows * runs, 1, first, last);) {
-        const int row = first / runs, from = first % runs * COLUMN_RUN;
-        const int to = from + COLUMN_RUN < step.width ? from + COLUMN_RUN : step.width;
-        quantise_blocks(step.src + step.src_stride * row, activation_row(step, row), from / 32, to / 32);
-    }
-}
-
-void run_rope_store(const hs_step &step, const hs_batch &batch, Team &team) {
-    for (int first, last; team.take(batch.rows, 1, first, last);) {
-        float *q = step.src + step.src_stride * first, *k = step.add + step.add_stride * first;
-        const float *v = step.third + step.third_stride * first;
+void rope_store_chunk(const Run &run, const hs_step &step, int chunk) {
+    const Range rows = rows_in(run, step, chunk);
+    for (int r = rows.first; r < rows.last; r++) {
+        float *q = step.src + step.src_stride * r, *k = step.add + step.add_stride * r;
+        const float *v = step.third + step.third_stride * r;
         if (step.rope_pairs) {
-            const float *table = step.table + static_cast<int64_t>(2 * step.rope_pairs) * first;
+            const float *table = step.table + static_cast<int64_t>(2 * step.rope_pairs) * r;
             for (int h = 0; h < step.heads; h++) rotate_head(q + h * step.head_dim, table, step.rope_pairs, step.interleaved != 0);
             for (int h = 0; h < step.kv_heads; h++) rotate_head(k + h * step.head_dim, table, step.rope_pairs, step.interleaved != 0);
         }
-        const int slot = batch.slots[first];
+        const int slot = run.batch.slots[r];
         if (step.kv_type == HS_F16) store_row<KvF16>(step, k, v, slot);
         else if (step.kv_type == HS_BF16) store_row<KvBF16>(step, k, v, slot);
         else store_row<KvF32>(step, k, v, slot);
     }
 }
 
-void run_gate(const hs_step &step, int rows, Team &team) {
-    const int runs = (step.width + COLUMN_RUN - 1) / COLUMN_RUN;
-    for (int first, last; team.take(rows * runs, 1, first, last);) {
-        const int row = first / runs, from = first % runs * COLUMN_RUN;
-        const int to = from + COLUMN_RUN < step.width ? from + COLUMN_RUN : step.width;
-        const float *gate = step.src + step.src_stride * row, *up = step.add + step.add_stride * row;
-        float *out = step.dst + step.dst_stride * row;
-        for (int c = from; c < to; c += 16) store(out + c, mul(gate_of(step.gate, load(gate + c)), load(up + c)));
-        if (step.activation) quantise_blocks(out, activation_row(step, row), from / 32, to / 32);
+void select_chunk(const Run &run, const hs_step &step, int chunk) {
+    const Range rows = rows_in(run, step, chunk);
+    for (int r = rows.first; r < rows.last; r++) {
+        const int row = run.batch.logit_rows[r];
+        const float *x = step.src + step.src_stride * row, *extra = step.add ? step.add + step.add_stride * row : nullptr;
+        float *out = step.dst + step.dst_stride * r;
+        for (int c = 0; c < step.width; c += 16) store(out + c, extra ? add(load(x + c), load(extra + c)) : load(x + c));
     }
 }
 
-void run_select(const hs_step &step, const hs_batch &batch, Team &team) {
-    for (int first, last; team.take(batch.logit_row_count, 1, first, last);) {
-        const int row = batch.logit_rows[first];
-        const float *x = step.src + step.src_stride * row, *extra = step.add ? step.add + step.add_stride * row : nullptr;
-        float *out = step.dst + step.dst_stride * first;
-        for (int c = 0; c < step.width; c += 16) store(out + c, extra ? add(load(x + c), load(extra + c)) : load(x + c));
-    }
+void quantise_chunk(const Run &, const hs_step &step, int chunk) {
+    const int row = chunk / column_runs(step);
+    const Range columns = columns_in(step, chunk);
+    quantise_blocks(step.src + step.src_stride * row, activation_row(step, row), columns.first / 32, columns.last / 32);
+}
+
+void gate_chunk(const Run &, const hs_step &step, int chunk) {
+    const int row = chunk / column_runs(step);
+    const Range columns = columns_in(step, chunk);
+    const float *gate = step.src + step.src_stride * row, *up = step.add + step.add_stride * row;
+    float *out = step.dst + step.dst_stride * row;
+    for (int c = columns.first; c < columns.last; c += 16) store(out + c, mul(gate_of(step.gate, load(gate + c)), load(up + c)));
+    if (step.activation) quantise_blocks(out, activation_row(step, row), columns.first / 32, columns.last / 32);
 }
 
 }  // namespace hs

@@ -8,6 +8,10 @@
 namespace hs {
 namespace {
 
+constexpr uint64_t STAGE = uint64_t{1} << 32;
+
+int untaken(uint64_t word) { return static_cast<int>(word & 0x7fffffffu); }
+
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
@@ -31,8 +35,8 @@ Team::Team(int threads, std::vector<int> cores, int spin) : threads_(threads), c
 Team::~Team() { stop(); }
 
 void Team::stop() {
-    stopping_ = true;
-    run_.fetch_add(1);
+    stopping_.store(true);
+    todo_.fetch_add(STAGE);
     wake();
     for (std::thread &worker : workers_) worker.join();
     workers_.clear();
@@ -51,16 +55,16 @@ void Team::pin(int thread) const {
 #endif
 }
 
-void Team::wait_while(const std::atomic<uint32_t> &word, uint32_t value) {
+void Team::wait_for_change(uint64_t word) {
     for (int i = 0; i < spin_; i++) {
-        if (word.load(std::memory_order_acquire) != value) return;
+        if (todo_.load(std::memory_order_acquire) != word) return;
         relax();
     }
     // A waker changes the word before it looks for sleepers, a sleeper counts itself before it looks at the word: one of
     // the two sees the other.
     std::unique_lock<std::mutex> lock(mutex_);
     sleepers_.fetch_add(1);
-    changed_.wait(lock, [&] { return word.load() != value; });
+    changed_.wait(lock, [&] { return todo_.load() != word; });
     sleepers_.fetch_sub(1);
 }
 
@@ -70,56 +74,47 @@ void Team::wake() {
     changed_.notify_all();
 }
 
-void Team::barrier() {
-    if (threads_ == 1) {
-        next_.store(0, std::memory_order_relaxed);
-        return;
-    }
-    const uint32_t phase = phase_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
-        arrived_.store(0, std::memory_order_relaxed);
-        next_.store(0, std::memory_order_relaxed);
-        phase_.store(phase + 1);
-        wake();
-    } else {
-        wait_while(phase_, phase);
-    }
+void Team::open_next() {
+    const int chunks = job_->next_stage();
+    const uint64_t stage = (todo_.load(std::memory_order_relaxed) & ~(STAGE - 1)) + STAGE;
+    chunks_ = chunks;
+    finished_.store(0, std::memory_order_relaxed);
+    // The last touch of a finished job: the caller may return, and start another, from this store on.
+    todo_.store(stage | (chunks > 0 ? static_cast<uint64_t>(chunks) : DONE));
+    // A single chunk will be done by the thread that opened the stage: waking others for it would only cost.
+    if (chunks != 1) wake();
 }
 
-bool Team::take(int total, int count, int &first, int &last) {
-    // The plain look first keeps the counter from growing without bound and the line from bouncing once all is taken.
-    if (next_.load(std::memory_order_relaxed) >= total) return false;
-    first = next_.fetch_add(count, std::memory_order_relaxed);
-    if (first >= total) return false;
-    last = first + count < total ? first + count : total;
+bool Team::work_once(uint64_t word) {
+    if (!todo_.compare_exchange_weak(word, word - 1, std::memory_order_acquire, std::memory_order_relaxed)) return false;
+    const int chunks = chunks_;
+    job_->run_chunk(chunks - untaken(word));
+    if (finished_.fetch_add(1, std::memory_order_acq_rel) + 1 == chunks) open_next();
     return true;
 }
 
-void Team::run(Job job, void *context) {
+void Team::run(Job &job) {
     static thread_local const Team *pinned = nullptr;
     if (!cores_.empty() && pinned != this) {
         pin(0);
         pinned = this;
     }
-    job_ = job;
-    context_ = context;
-    if (threads_ > 1) {
-        run_.fetch_add(1);
-        wake();
+    job_ = &job;
+    open_next();
+    for (;;) {
+        const uint64_t word = todo_.load(std::memory_order_acquire);
+        if (untaken(word) > 0) work_once(word);
+        else if (word & DONE) return;
+        else wait_for_change(word);
     }
-    job(context, *this, 0);
-    barrier();
 }
 
 void Team::serve(int thread) {
     pin(thread);
-    uint32_t seen = 0;
-    for (;;) {
-        wait_while(run_, seen);
-        seen++;
-        if (stopping_) return;
-        job_(context_, *this, thread);
-        barrier();
+    while (!stopping_.load()) {
+        const uint64_t word = todo_.load(std::memory_order_acquire);
+        if (untaken(word) > 0) work_once(word);
+        else if (!stopping_.load()) wait_for_change(word);
     }
 }
 

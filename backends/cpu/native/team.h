@@ -1,9 +1,13 @@
-// A pool of threads that walk one program together.
+// A pool of threads that does the stages of a job together.
 //
-// The caller is thread 0. Within a run, threads share the items of a step by taking runs of them from one counter, and
-// meet at a barrier after the step. Waiting spins for a bounded time, then sleeps on a condition variable: a team with
-// more threads than free cores still moves on, and an idle one costs nothing. Which thread takes which item never
-// changes a result.
+// A job is a sequence of stages, a stage a number of chunks that may be done in any order by any thread. There is no
+// barrier at which threads must arrive: one word says which stage is open and how many of its chunks are untaken, whoever
+// finishes the last chunk of a stage opens the next, and the caller returns when the last stage is done. So a thread that
+// the system has put aside between two chunks holds up nobody: on a busy machine a barrier per op would cost a time slice
+// each, and on a quiet one it would cost a round trip between cores.
+//
+// A thread without work spins for a bounded time, then sleeps on a condition variable; an idle team costs nothing.
+// Which thread takes which chunk never changes a result.
 #pragma once
 
 #include <atomic>
@@ -15,10 +19,19 @@
 
 namespace hs {
 
+class Job {
+  public:
+    // Opens the next stage that has chunks and returns their number, 0 after the last. Never called while a chunk runs.
+    virtual int next_stage() = 0;
+    // Does one chunk of the open stage.
+    virtual void run_chunk(int chunk) = 0;
+
+  protected:
+    ~Job() = default;
+};
+
 class Team {
   public:
-    using Job = void (*)(void *context, Team &team, int thread);
-
     // Throws std::system_error where a thread cannot be started.
     Team(int threads, std::vector<int> cores, int spin);
     ~Team();
@@ -27,18 +40,16 @@ class Team {
 
     int threads() const { return threads_; }
 
-    // Runs `job` on every thread and returns when all are done. One run at a time.
-    void run(Job job, void *context);
-
-    // Waits for all threads; the last one to arrive resets the item counter.
-    void barrier();
-
-    // Takes up to `count` items of `total`; false when none are left. Between two barriers all threads must ask for the same total.
-    bool take(int total, int count, int &first, int &last);
+    // Does all stages of `job` and returns. The calling thread is one of the team. One run at a time.
+    void run(Job &job);
 
   private:
+    static constexpr uint64_t DONE = uint64_t{1} << 31;
+
     void serve(int thread);
-    void wait_while(const std::atomic<uint32_t> &word, uint32_t value);
+    bool work_once(uint64_t word);
+    void open_next();
+    void wait_for_change(uint64_t word);
     void wake();
     void pin(int thread) const;
     void stop();
@@ -46,14 +57,17 @@ class Team {
     const int threads_;
     const std::vector<int> cores_;
     const int spin_;
-    Job job_ = nullptr;
-    void *context_ = nullptr;
-    bool stopping_ = false;
-    alignas(64) std::atomic<int> next_{0};
-    alignas(64) std::atomic<int> arrived_{0};
-    alignas(64) std::atomic<uint32_t> phase_{0};
-    alignas(64) std::atomic<uint32_t> run_{0};
-    alignas(64) std::atomic<int> sleepers_{0};
+
+    // Stage number in the high half, in the low half untaken chunks, or DONE. A chunk is taken by counting down, which
+    // fails if the stage is no longer that one; everything below may be read and written only while holding a chunk of the open
+    // stage, or while no stage is open.
+    alignas(64) std::atomic<uint64_t> todo_{DONE};
+    std::atomic<int> finished_{0};
+    Job *job_ = nullptr;
+    int chunks_ = 0;
+
+    alignas(64) std::atomic<bool> stopping_{false};
+    std::atomic<int> sleepers_{0};
     std::mutex mutex_;
     std::condition_variable changed_;
     std::vector<std::thread> workers_;
