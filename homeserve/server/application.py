@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 
@@ -10,6 +11,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from homeserve.server.context import ServerContext
 from homeserve.server.edge import edge, headers_of_every_answer
+from homeserve.server.gate import SPARE, Gate
 from homeserve.server.health import get_health, get_metrics, get_ready, get_version
 from homeserve.server.keys import KeyRing
 from homeserve.server.openai import get_model, get_models, post_chat_completions, post_completions
@@ -24,6 +26,7 @@ KEEPALIVE_S = 75.0
 LINGER_S = 5.0
 """How long the unread rest of a refused body is read and thrown away, so that the client sees the answer."""
 HEADERS_LIMIT = 128
+BACKLOG = 512
 SHUTDOWN_S = 5.0
 """How long handlers may take to end once the server stops; the engine has drained by then."""
 
@@ -59,6 +62,8 @@ class HttpServer:
 
     def __init__(self, context: ServerContext) -> None:
         header_bytes = context.settings.header_limit_bytes
+        self._connections_limit = context.settings.max_running + context.settings.max_waiting + SPARE
+        self._listening: asyncio.Server | None = None
         self._runner = web.AppRunner(
             build_application(context),
             handler_cancellation=True,
@@ -75,12 +80,17 @@ class HttpServer:
     async def start(self, listener: socket.socket) -> int:
         """Answer requests on `listener` (bound, listening). Returns its port."""
         await self._runner.setup()
-        await web.SockSite(self._runner, listener).start()
+        server = self._runner.server
+        assert server is not None, "setup makes it"
+        gate = Gate(self._connections_limit, lambda: len(server.connections), server)
+        self._listening = await asyncio.get_running_loop().create_server(gate, sock=listener, backlog=BACKLOG)
         port: int = listener.getsockname()[1]
         return port
 
     async def stop(self) -> None:
         """Take no new connections, let handlers end, cancel those that do not. Right after any state of `start`."""
+        if self._listening is not None:
+            self._listening.close()
         await self._runner.cleanup()
 
 

@@ -19,6 +19,7 @@ from homeserve.fleet import RankStatus
 from homeserve.server import sse
 from homeserve.server.application import HttpServer
 from homeserve.server.context import LoadProgress, ModelInfo, ServerContext
+from homeserve.server.gate import SPARE
 from homeserve.settings import Settings
 from homeserve.wire.records import (
     LaneRows,
@@ -655,6 +656,27 @@ async def test_garbage_is_refused_and_the_server_goes_on(garbage: bytes) -> None
         assert answer == b"" or answer.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4"))
         writer.close()
         assert (await world.get("/health"))[0] == 200
+
+
+async def test_connections_beyond_the_limit_are_told_so(caplog: pytest.LogCaptureFixture) -> None:
+    limit = 1 + SPARE
+    async with serving(max_running=1, max_waiting=0) as world:
+        links = [socket.create_connection(("127.0.0.1", world.port)) for _ in range(limit)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 503 ") and b'"too_many_connections"' in answer
+        assert [str(limit) in record.getMessage() for record in caplog.records] == [True]
+        writer.close()
+        await writer.wait_closed()
+        for link in links:
+            link.close()
+        while b"503" in answer:
+            reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
+            writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            answer = await reader.readline()
+            writer.close()
+            await writer.wait_closed()
+        assert answer.startswith(b"HTTP/1.1 200")
 
 
 # ------------------------------------------------------------------------------------------------------- other routes

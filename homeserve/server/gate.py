@@ -1,0 +1,66 @@
+"""How many connections there may be. Each costs a file descriptor, and a process without descriptors cannot restart its
+worker; so the number is bounded, and whoever comes beyond it is told at once instead of hanging.
+
+Every request that may run or wait has a place, and `SPARE` connections more, for idle keep-alive and for `/health`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from homeserve.server.bodies import encode
+
+SPARE = 256
+_log = logging.getLogger("homeserve.server")
+
+
+class Gate:
+    """A protocol factory: `open_protocol` while fewer than `limit` connections are open, else a polite refusal.
+
+    `open_count` tells of a connection only once the loop has run its `connection_made`, and the loop accepts many in
+    one turn; those of this turn and the next (`_fresh`) are counted here.
+    """
+
+    def __init__(
+        self, limit: int, open_count: Callable[[], int], open_protocol: Callable[[], asyncio.Protocol]
+    ) -> None:
+        self._limit = limit
+        self._open_count = open_count
+        self._open_protocol = open_protocol
+        self._fresh = 0
+        self._told = False
+
+    def __call__(self) -> asyncio.Protocol:
+        if self._open_count() + self._fresh < self._limit:
+            self._told = False
+            self._fresh += 1
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, self._settle)
+            return self._open_protocol()
+        if not self._told:
+            self._told = True
+            _log.warning("%d connections are open, which is the limit: new ones are refused", self._limit)
+        return _Refusal(self._limit)
+
+    def _settle(self) -> None:
+        self._fresh -= 1
+
+
+class _Refusal(asyncio.Protocol):
+    """Says 503 and hangs up, whatever comes."""
+
+    def __init__(self, limit: int) -> None:
+        message = f"{limit} connections are open already; try again"
+        error = {"message": message, "type": "server_error", "param": None, "code": "too_many_connections"}
+        self._body = encode({"error": error})
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        head = (
+            "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(self._body)}\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
+        )
+        transport.write(head.encode() + self._body)
+        transport.close()
