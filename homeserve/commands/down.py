@@ -30,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     port = None if args.port is None else int(_PORT.convert(args.port, "--port", "port"))
     patience_s = _PATIENCE_S if args.wait_s is None else float(_WAIT.convert(args.wait_s, "--wait-s", "wait_s"))
-    meant = choose(running(runtime_dir(environ)), port, args.all)
+    folder = runtime_dir(environ)
+    meant = choose(running(folder), port, args.all)
     if not meant:
         print("no server runs")
     for instance in meant:
@@ -38,6 +39,7 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             print(f"stopped {instance.url} (pid {instance.pid})")
         else:
             print(f"{instance.url} (pid {instance.pid}) did not end in {patience_s:g} s: killed", file=sys.stderr)
+    running(folder)  # sweeps the records of those that could not remove their own
     return 0
 
 
