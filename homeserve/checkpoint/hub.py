@@ -30,7 +30,7 @@ _PLAIN_BYTES_MAX = 48 << 30
 """Larger files are not served over plain HTTP; the library has its own way for them."""
 _READ_TIMEOUT_S = 30.0
 _ATTEMPTS = 5
-_NAME = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<which>[^:]+))?")
+_NAME = re.compile(r"hf:(?P<repo>\w[\w.-]*/\w[\w.-]*)(?::(?P<which>[^:]+))?", re.ASCII)
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _FOLDER_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 
@@ -235,7 +235,10 @@ def _bring_blob(repo: str, file: RepoFile, sha256: str, progress: Progress) -> N
         return
     store.make_folder(blob.parent)
     part = _part(blob)
-    with store.lock(part.with_name(part.name + ".lock"), progress):
+    # Beside the library's own locks, and like them left in place: to remove a lock file is to let two in.
+    locks = _cache_folder() / ".locks" / blob.parent.parent.name
+    store.make_folder(locks)
+    with store.lock(locks / f"{sha256}.homeserve.lock", progress):
         if not blob.exists():
             _download(repo, file, part, progress)
             found = store.sha256_of(part, progress)
@@ -243,7 +246,6 @@ def _bring_blob(repo: str, file: RepoFile, sha256: str, progress: Progress) -> N
                 part.unlink()
                 raise store.wrong_digest(file.name, sha256, found)
             store.put_in_place(part, blob)
-    part.with_name(part.name + ".lock").unlink(missing_ok=True)
 
 
 def _download(repo: str, file: RepoFile, part: Path, progress: Progress) -> None:
