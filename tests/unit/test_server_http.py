@@ -181,8 +181,9 @@ class World:
         return snapshot.running + snapshot.waiting
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            while not condition():
+                await asyncio.sleep(0)
 
 
 @asynccontextmanager
