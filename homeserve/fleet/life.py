@@ -43,7 +43,7 @@ from homeserve.wire.records import (
     Report,
     Result,
 )
-from homeserve.wire.ring import PlanLogWriter, Slots, ring_bytes
+from homeserve.wire.ring import PlanLogWriter, Slots, ring_bytes, slot_bytes_for
 from homeserve.wire.segments import Segment
 
 log = logging.getLogger(__name__)
@@ -126,8 +126,8 @@ class Life:
             if self.state is not LifeState.NEW:
                 return
             spec = self.spec
-            self._memory = Segment.create("plans", ring_bytes(spec.plans_in_flight, spec.slot_bytes))
-            self._slots = Slots(self._memory.view, spec.plans_in_flight, spec.slot_bytes, create=True)
+            self._memory = Segment.create("plans", ring_bytes(spec.plans_in_flight, slot_bytes_for(spec.slot_bytes)))
+            self._slots = Slots(self._memory.view, spec.plans_in_flight, slot_bytes_for(spec.slot_bytes), create=True)
             self._log = PlanLogWriter(self._slots, spec.ranks)
             for index in range(spec.ranks):
                 self.ranks.append(self._prepared(index, self._memory))
@@ -197,7 +197,8 @@ class Life:
     async def ask(self, kind: PlanKind, *, load: LoadSpec | None = None) -> Results:
         """Issue a plan to all ranks and wait for its results. Raises WorkerStartError if the life is lost first."""
         seq = self.issue(kind, epoch=0, load=load)
-        answered = self._asked[seq] = self._loop.create_future()
+        answered: asyncio.Future[Results] = self._loop.create_future()
+        self._asked[seq] = answered
         try:
             await self._first(answered)
         finally:

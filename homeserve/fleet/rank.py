@@ -29,7 +29,7 @@ from homeserve.fleet.spec import FleetSpec
 from homeserve.wire.codec import encode
 from homeserve.wire.doorbell import BellReader, BellWriter
 from homeserve.wire.records import Boot, RankFacts, Result
-from homeserve.wire.ring import PROGRESS_SLOTS, ReportReader, Slots, ring_bytes
+from homeserve.wire.ring import PROGRESS_SLOTS, ReportReader, Slots, ring_bytes, slot_bytes_for
 from homeserve.wire.segments import Segment
 
 
@@ -49,9 +49,10 @@ class RankProcess:
         with ExitStack() as held:
             held.callback(self._close_child_fds)
             report_slots = spec.plans_in_flight + PROGRESS_SLOTS
-            memory = Segment.create(f"report-{rank}", ring_bytes(report_slots, spec.report_slot_bytes))
+            report_slot_bytes = slot_bytes_for(spec.report_slot_bytes)
+            memory = Segment.create(f"report-{rank}", ring_bytes(report_slots, report_slot_bytes))
             held.callback(memory.close)
-            slots = Slots(memory.view, report_slots, spec.report_slot_bytes, create=True)
+            slots = Slots(memory.view, report_slots, report_slot_bytes, create=True)
             held.callback(slots.release)
             stacks = held.enter_context(tempfile.TemporaryFile())
             plan_bell_fd, write_fd = self._pipe_to_child()
@@ -70,9 +71,9 @@ class RankProcess:
             rank=rank,
             ranks=spec.ranks,
             log_slots=spec.plans_in_flight,
-            log_slot_bytes=spec.slot_bytes,
+            log_slot_bytes=slot_bytes_for(spec.slot_bytes),
             report_slots=report_slots,
-            report_slot_bytes=spec.report_slot_bytes,
+            report_slot_bytes=report_slot_bytes,
             backend=spec.backend,
             device_index=spec.device_index,
             threads=spec.threads,

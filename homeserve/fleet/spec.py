@@ -26,7 +26,9 @@ class FleetSpec:
     plans_in_flight: int
     plan_timeout_s: float
     slot_bytes: int
+    """Upper bound of an encoded plan; the slots of the log are made to hold it."""
     report_slot_bytes: int
+    """Upper bound of an encoded result."""
     fault: str = ""
     """A fault for tests (homeserve.wire.faults), given to the first life of the rank that it names."""
     capture_dir: str | None = None

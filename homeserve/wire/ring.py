@@ -54,6 +54,11 @@ def ring_bytes(slots: int, slot_bytes: int) -> int:
     return HEADER_BYTES + slots * slot_bytes
 
 
+def slot_bytes_for(record_bytes: int) -> int:
+    """Size of a slot for records whose msgpack form takes at most `record_bytes`."""
+    return -(-(record_bytes + STAMP_BYTES + FRAME_HEADER_BYTES) // 64) * 64
+
+
 class Slots:
     """Numbered records in fixed slots: the bytes of either ring, without any notion of who may write when."""
 

@@ -78,7 +78,6 @@ class Runner:
     def _load(self, spec: LoadSpec) -> RankFacts:
         # Imported here: the worker says Hello before it reads what only a load needs.
         from backends.registry import open_backend
-
         from homeserve import checkpoint as checkpoints
         from homeserve.models.bind import bind
         from homeserve.models.registry import family
@@ -93,7 +92,10 @@ class Runner:
             bound = bind(declared, config, checkpoint.tensors, layers)
             boot = self._boot
             options = OpenOptions(boot.device_index, boot.threads, boot.cores, boot.isa)
-            self._backend = backend = open_backend(boot.backend, options)
+            try:
+                self._backend = backend = open_backend(boot.backend, options)
+            except (ValueError, OSError, ImportError, RuntimeError) as error:
+                raise SettingError(f"backend {boot.backend} cannot be opened: {error}", field="backend") from error
             _require_invariant(spec, backend)
             limits = Limits(spec.rows, spec.logit_rows, spec.lanes, spec.lane_pages)
             kv = KvPool(bound.kv_layers, _whole_pages(spec.kv_slots), _kv_type(spec.kv_type))
