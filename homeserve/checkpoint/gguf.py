@@ -169,9 +169,7 @@ class _Cursor:
             return
         if length <= self.size - self.at:
             raise self.error(where, f"the header is larger than {HEADER_BYTES_MAX >> 20} MiB", "use another file")
-        raise self.error(
-            where, f"needs {length} bytes at byte {self.at}, but the file ends at byte {self.size}"
-        )
+        raise self.error(where, f"needs {length} bytes at byte {self.at}, but the file ends at byte {self.size}")
 
     def unpack(self, layout: struct.Struct, where: str) -> int | float | bool:
         self.require(layout.size, where)
@@ -335,8 +333,7 @@ def _place(file: MappedFile, infos: list[_TensorInfo], header_end: int, alignmen
             problem = f"lies at offset {info.offset}, which is no multiple of the alignment {alignment}"
         elif info.offset + info.length > room:
             problem = (
-                f"needs bytes {info.offset} to {info.offset + info.length} of the data section,"
-                f" which has only {room}"
+                f"needs bytes {info.offset} to {info.offset + info.length} of the data section, which has only {room}"
             )
         if problem:
             raise CheckpointError(file.path, f"tensor {info.name!r}", problem, fix=_FETCH_AGAIN)

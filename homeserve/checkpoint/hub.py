@@ -146,8 +146,7 @@ def _list(repo: str) -> list[RepoFile]:
             raise
         raise explained from error
     return [
-        RepoFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else None)
-        for each in siblings[:FILES_MAX]
+        RepoFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else None) for each in siblings[:FILES_MAX]
     ]
 
 

@@ -1,9 +1,9 @@
 """What people call a model, resolved to a path.
 
-    PATH                      a GGUF file, the first part of a split one, or a folder
-    hf:OWNER/REPO[:WHICH]     a repository of the hub; WHICH is a quantisation (Q4_K_M) or a file name
-    ALIAS                     a short name of the table below
-    nothing                   the default model
+PATH                      a GGUF file, the first part of a split one, or a folder
+hf:OWNER/REPO[:WHICH]     a repository of the hub; WHICH is a quantisation (Q4_K_M) or a file name
+ALIAS                     a short name of the table below
+nothing                   the default model
 """
 
 from __future__ import annotations

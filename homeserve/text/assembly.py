@@ -22,6 +22,8 @@ from homeserve.text.pretokenizers import GPT2
 from homeserve.text.vocabulary import TokenType, Vocabulary
 
 SPACE = "▁"
+SPM_TOKEN_CHARS_MAX = 512
+"""Merges are rebuilt by trying every split of a token: the work grows with the square of its length."""
 _SPECIAL = (TokenType.CONTROL, TokenType.UNKNOWN)
 
 
@@ -31,6 +33,8 @@ def assemble(vocabulary: Vocabulary) -> Library:
     try:
         library = build(vocabulary)
         _add_tokens(library, vocabulary)
+    except CheckpointError:
+        raise
     except Exception as error:  # the library raises bare `Exception`, so nothing narrower can be named
         what = f"cannot be made into a tokenizer: {error}"
         raise CheckpointError(vocabulary.path, "tokenizer", what, fix="the file is damaged: fetch it again") from error
@@ -89,7 +93,7 @@ def _respell_spaces(vocabulary: Vocabulary, ids: dict[str, int]) -> None:
 
 
 def _stored_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """"left right", parted at the first space after the first character: pieces may begin with a space."""
+    """ "left right", parted at the first space after the first character: pieces may begin with a space."""
     merges = []
     for merge in vocabulary.merges:
         at = merge.find(" ", 1)
@@ -102,6 +106,9 @@ def _rebuilt_merges(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[s
     for token, index in ids.items():
         if len(token) < 2 or vocabulary.types[index] != TokenType.NORMAL:
             continue
+        if len(token) > SPM_TOKEN_CHARS_MAX:
+            what = f"token {index} is {len(token)} characters long ({SPM_TOKEN_CHARS_MAX} are the limit)"
+            raise CheckpointError(vocabulary.path, "key 'tokenizer.ggml.tokens'", what)
         pairs = []
         for at in range(1, len(token)):
             left, right = token[:at], token[at:]

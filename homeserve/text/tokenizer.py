@@ -140,11 +140,17 @@ class Tokenizer:
         return self._tokens[token] if 0 <= token < self.vocab_size else ""
 
     def _literal_library(self) -> Library:
-        """A second tokenizer that does not obey control tokens: the library has the choice per object, not per call."""
+        """A tokenizer of the same parts that does not know the control tokens: the library cannot choose per call."""
         with self._lock:
             if self._literal is None:
-                literal = Library.from_str(self._obeying.to_str())
-                literal.encode_special_tokens = True
+                whole = self._obeying
+                literal = Library(whole.model)
+                if whole.normalizer is not None:
+                    literal.normalizer = whole.normalizer
+                if whole.pre_tokenizer is not None:
+                    literal.pre_tokenizer = whole.pre_tokenizer
+                added = whole.get_added_tokens_decoder().values()
+                literal.add_tokens([token for token in added if not token.special])
                 self._literal = literal
             return self._literal
 

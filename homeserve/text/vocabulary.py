@@ -65,7 +65,7 @@ def read_vocabulary(path: str, metadata: Mapping[str, object]) -> Vocabulary:
     tokens = keys.strings("tokenizer.ggml.tokens")
     if not tokens:
         raise keys.error("tokenizer.ggml.tokens", "is missing or empty")
-    types = keys.numbers("tokenizer.ggml.token_type", len(tokens)) or (TokenType.NORMAL,) * len(tokens)
+    types = keys.integers("tokenizer.ggml.token_type", len(tokens)) or (TokenType.NORMAL,) * len(tokens)
     scores = keys.numbers("tokenizer.ggml.scores", len(tokens)) or (0.0,) * len(tokens)
     merges = keys.strings("tokenizer.ggml.merges")
     if model != "llama" and not merges and len(tokens) > 512:
@@ -76,7 +76,7 @@ def read_vocabulary(path: str, metadata: Mapping[str, object]) -> Vocabulary:
         path=path,
         model=model,
         tokens=tokens,
-        types=tuple(map(int, types)),
+        types=types,
         scores=scores,
         merges=merges,
         pre=pre,
@@ -155,12 +155,19 @@ class _Keys:
 
     def numbers(self, key: str, count: int) -> tuple[float, ...]:
         """One number per token, or none at all."""
+        return cast(tuple[float, ...], self._of_types(key, count, {int, float}, "numbers"))
+
+    def integers(self, key: str, count: int) -> tuple[int, ...]:
+        """One whole number per token, or none at all."""
+        return cast(tuple[int, ...], self._of_types(key, count, {int}, "whole numbers"))
+
+    def _of_types(self, key: str, count: int, types: set[type], words: str) -> tuple[object, ...]:
         values = self._sequence(key)
         if values and len(values) != count:
             raise self.error(key, f"has {len(values)} entries for {count} tokens")
-        if set(map(type, values)) - {int, float}:
-            raise self.error(key, "is not a list of numbers")
-        return cast(tuple[float, ...], values)
+        if set(map(type, values)) - types:
+            raise self.error(key, f"is not a list of {words}")
+        return values
 
     def _sequence(self, key: str) -> tuple[object, ...]:
         value = self._metadata.get(key, ())

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import random
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from homeserve.text.spelling import Spelling
 from homeserve.text.tokenizer import Tokenizer
 
 DATA = Path(__file__).parent.parent / "data"
+SLOW = os.environ.get("HOMESERVE_TEST_TIER") == "slow"
+SEED = int(os.environ.get("HOMESERVE_TEST_SEED") or "1", 16)
 TORTURE: list[str] = json.loads((DATA / "tokenizers" / "torture.json").read_text())
 PRE: dict[str, Any] = json.loads((DATA / "tokenizers" / "pre.json").read_text())
 SPM: dict[str, Any] = json.loads((DATA / "tokenizers" / "spm.json").read_text())
@@ -226,7 +230,9 @@ def test_end_tokens_of_harmony_and_gemma4() -> None:
         ({"tokens": "abc"}, "tokenizer.ggml.tokens"),
         ({"tokens": (1, 2)}, "not a list of texts"),
         ({"token_type": (1,)}, "1 entries for 512 tokens"),
-        ({"token_type": ("a",) * 512}, "list of numbers"),
+        ({"token_type": ("a",) * 512}, "list of whole numbers"),
+        ({"token_type": (float("inf"),) * 512}, "list of whole numbers"),
+        ({"scores": ("a",) * 512}, "list of numbers"),
         ({"merges": ("a zz",)}, "cannot be made"),
         ({"merges": ("ab",)}, "cannot be made"),
         ({"merges": (1,)}, "not a list of texts"),
@@ -239,6 +245,12 @@ def test_end_tokens_of_harmony_and_gemma4() -> None:
 def test_damaged_vocabularies(changes: dict[str, object], words: str) -> None:
     with pytest.raises(CheckpointError, match=words):
         tokenizer(byte_level(**changes))
+
+
+def test_a_token_too_long_for_merges_is_refused() -> None:
+    tokens = (*SPM["plain"]["tokens"][:-1], "a" * 100_000)
+    with pytest.raises(CheckpointError, match="100000 characters"):
+        tokenizer(spm("plain", tokens=tokens))
 
 
 def test_no_tokenizer_at_all() -> None:
@@ -289,6 +301,81 @@ def test_bos_of_a_post_processor(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(raw | {"post_processor": template}))
     made = Tokenizer.from_checkpoint(Source({}, json_path=str(tmp_path / "tokenizer.json")))
     assert made.bos_id == 1 and made.add_bos and made.encode("a")[0] == 1 and 1 not in made.encode("a")[1:]
+
+
+# --------------------------------------------------------------------------------------------------------------- fuzz
+
+ODD_VALUES = (
+    "",
+    "\0",
+    " ",
+    "a b c",
+    "\ufffd",
+    "x" * 1000,
+    "<0x",
+    "<0xZZ>",
+    " a",
+    "▁",
+    0,
+    -1,
+    2**31,
+    float("nan"),
+    None,
+)
+JSON_BYTES = b'0123456789[]{}",:-e\\ntrufals '
+
+
+def mutated_metadata(rng: random.Random) -> dict[str, object]:
+    """Keys of a sound vocabulary, one to four of them damaged."""
+    metadata = (
+        byte_level(rng.choice(("gpt-2", "qwen2"))) if rng.random() < 0.5 else spm(rng.choice(("prefixed", "plain")))
+    )
+    for key in rng.choices(list(metadata), k=rng.randint(1, 4)):
+        value = metadata[key]
+        if not isinstance(value, tuple):
+            metadata[key] = rng.choice((0, 1, -1, 511, True, "", "x", None, 2**32 - 1, 1.5))
+            continue
+        values = list(value)
+        for _ in range(rng.randint(1, 10)):
+            at = rng.randrange(len(values) or 1)
+            match rng.randrange(4):
+                case 0:
+                    values[at : at + 1] = [rng.choice(value)]
+                case 1:
+                    values[at : at + 1] = [rng.choice(ODD_VALUES)]
+                case 2:
+                    values.insert(at, rng.choice(value))
+                case 3:
+                    del values[at : at + rng.choice((1, 1, 1, 1000))]
+        metadata[key] = tuple(values)
+    return metadata
+
+
+def mutated_json(rng: random.Random, whole: bytes) -> bytes:
+    data = bytearray(whole)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(3000 if rng.random() < 0.7 else len(data))
+        data[at : at + rng.randint(0, 4)] = bytes(rng.choices(JSON_BYTES, k=rng.randint(0, 4)))
+    return bytes(data)
+
+
+@pytest.mark.parametrize("round", range(2000 if SLOW else 10))
+def test_damaged_tokenizers_work_or_are_refused(tmp_path: Path, round: int) -> None:
+    rng = random.Random(SEED * 6007 + round)
+    whole = (DATA / "tiny" / "mistral" / "tokenizer.json").read_bytes()
+    path = tmp_path / "tokenizer.json"
+    for number in range(10):
+        if number % 2:
+            source = Source(mutated_metadata(rng), digest=str(number))
+        else:
+            path.write_bytes(mutated_json(rng, whole))
+            source = Source({}, json_path=str(path))
+        try:
+            made = Tokenizer.from_checkpoint(source)
+        except CheckpointError:
+            continue
+        for parse in (True, False):
+            made.decode(made.encode("hello <|im_end|> wörld \n\n 😀 12345", parse_special=parse))
 
 
 # -------------------------------------------------------------------------------------------------------------- cache
