@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import random
+import select
 import signal
+import socket
 import time
 import urllib.request
 from pathlib import Path
@@ -51,6 +53,35 @@ def test_ctrl_c(box: Any, smollm2: str, wait_until: Any, index: int) -> None:
         assert ready
     assert "Traceback" not in run.err and "KeyboardInterrupt" not in run.err, run.err
     assert run.left_behind() == []
+
+
+@pytest.mark.parametrize("command", ["up", "pull"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_model_is_fetched(box: Any, wait_until: Any, command: str, number: int) -> None:
+    """The index takes the connection and says nothing, so the fetch is there to be interrupted."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        index = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        run = box.start(
+            command,
+            PIP_INDEX_URL=index,
+            PIP_FIND_LINKS="",
+            PIP_NO_INDEX="",
+            PIP_CONFIG_FILE=os.devnull,
+            PIP_RETRIES="0",
+        )
+        wait_until("the fetch asks the index", lambda: _asked(silent))
+        _note_children(run)
+        assert run.pids, "a process fetches"
+        run.send(number)
+        assert run.wait() == 130, run.err
+    assert "Traceback" not in run.err
+    assert run.left_behind() == []
+    left = [path.name for path in (box.folder / "0" / "home").glob("**/models/*") if path.suffix != ".lock"]
+    assert left == [], "nothing half-done stays in the cache"
+
+
+def _asked(listener: socket.socket) -> bool:
+    return bool(select.select([listener], [], [], 0)[0])
 
 
 def _interrupt_stream(run: Any, phase: str, chunks: int, index: int) -> None:
