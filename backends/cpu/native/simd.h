@@ -26,6 +26,16 @@
 #define HS_UNROLL _Pragma("GCC unroll 32")
 #endif
 
+namespace hs {
+
+HS_INLINE int32_t load_i32(const void *p) {
+    int32_t v;
+    std::memcpy(&v, p, 4);
+    return v;
+}
+
+}  // namespace hs
+
 #if defined(HS_LEVEL_IS_AVX512) || defined(HS_LEVEL_IS_AVX512VNNI)
 #include "simd_avx512.h"
 #elif defined(HS_LEVEL_IS_AVX2)
@@ -37,12 +47,6 @@
 namespace hs {
 
 HS_INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, 3); }
-
-HS_INLINE int32_t load_i32(const void *p) {
-    int32_t v;
-    std::memcpy(&v, p, 4);
-    return v;
-}
 
 // Sum and maximum of the lanes, in one fixed order at every level: halves, quarters, eighths, pairs.
 HS_INLINE float lane_sum(vf x) {

@@ -94,9 +94,15 @@ template <int BITS> constexpr int cadence = BITS == 4 ? 8 : BITS == 5 ? 4 : 2;
 using dots = vi;   // 32 int16 partial sums
 
 HS_INLINE dots dots_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+// Keeps a sum where it is written. Left alone, GCC collects the products of a whole sub-block, runs out of registers,
+// spills them all, and adds them up at the end.
+HS_INLINE vi in_order(vi x) {
+    __asm__ volatile("" : "+x"(x.a), "+x"(x.b));
+    return x;
+}
 HS_INLINE dots dots_add(dots s, vi w, const int8_t *a) {
-    const __m256i x = _mm256_set1_epi32(*reinterpret_cast<const int32_t *>(a));
-    return {_mm256_add_epi16(s.a, _mm256_maddubs_epi16(w.a, x)), _mm256_add_epi16(s.b, _mm256_maddubs_epi16(w.b, x))};
+    const __m256i x = _mm256_set1_epi32(load_i32(a));
+    return in_order({_mm256_add_epi16(s.a, _mm256_maddubs_epi16(w.a, x)), _mm256_add_epi16(s.b, _mm256_maddubs_epi16(w.b, x))});
 }
 HS_INLINE vi dots_sum(dots s) {
     const __m256i one = _mm256_set1_epi16(1);
@@ -117,10 +123,10 @@ HS_INLINE vi pair_dot(vi w, int32_t pair) {
 
 // Q8_0: four signed bytes per lane. |w| times sign(w) * a keeps the pair sums below 2 * 128 * 127 = 32512.
 HS_INLINE vi dots8_add(vi s, vi w, const int8_t *a) {
-    const __m256i x = _mm256_set1_epi32(*reinterpret_cast<const int32_t *>(a)), one = _mm256_set1_epi16(1);
+    const __m256i x = _mm256_set1_epi32(load_i32(a)), one = _mm256_set1_epi16(1);
     const __m256i pa = _mm256_maddubs_epi16(_mm256_abs_epi8(w.a), _mm256_sign_epi8(x, w.a));
     const __m256i pb = _mm256_maddubs_epi16(_mm256_abs_epi8(w.b), _mm256_sign_epi8(x, w.b));
-    return {_mm256_add_epi32(s.a, _mm256_madd_epi16(pa, one)), _mm256_add_epi32(s.b, _mm256_madd_epi16(pb, one))};
+    return in_order({_mm256_add_epi32(s.a, _mm256_madd_epi16(pa, one)), _mm256_add_epi32(s.b, _mm256_madd_epi16(pb, one))});
 }
 
 }  // namespace hs

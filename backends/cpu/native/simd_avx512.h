@@ -85,7 +85,7 @@ HS_INLINE void store_low_bytes(int8_t *p, vi x) {
 
 // ---- integer dot products
 
-HS_INLINE __m512i broadcast4(const int8_t *a) { return _mm512_set1_epi32(*reinterpret_cast<const int32_t *>(a)); }
+HS_INLINE __m512i broadcast4(const int8_t *a) { return _mm512_set1_epi32(load_i32(a)); }
 // Two int16 per lane times two int16 broadcast, summed.
 HS_INLINE vi pair_dot(vi w, int32_t pair) { return {_mm512_madd_epi16(w.v, _mm512_set1_epi32(pair))}; }
 
