@@ -40,7 +40,6 @@ def complete(url: str, prompt: list[int], max_tokens: int) -> Timing:
     place = urlsplit(url)
     assert place.hostname is not None
     body = {
-        "model": "default",
         "prompt": prompt,
         "max_tokens": max_tokens,
         "temperature": 0,

@@ -121,8 +121,8 @@ def peer_isa(program: str, model: str, folder: Path) -> str:
     server.log = folder / "llama-server-isa.log"
     server.start()
     server.stop()
-    match = re.search(r"system_info:.*", server.log_text())
-    found = re.findall(r"(\w+) = 1\b", match[0]) if match else []
+    match = re.search(r"system_info:.*?CPU :(.*)", server.log_text())
+    found = re.findall(r"(\w+) = 1\b", match[1]) if match else []
     return " ".join(found) or "unknown"
 
 
