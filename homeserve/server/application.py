@@ -82,7 +82,7 @@ class HttpServer:
         await self._runner.setup()
         server = self._runner.server
         assert server is not None, "setup makes it"
-        gate = Gate(self._connections_limit, lambda: len(server.connections), server)
+        gate = Gate(self._connections_limit, lambda: server.connections, server)
         self._listening = await asyncio.get_running_loop().create_server(gate, sock=listener, backlog=BACKLOG)
         port: int = listener.getsockname()[1]
         return port

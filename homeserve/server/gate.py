@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import cast
 
 from homeserve.server.bodies import encode
 
@@ -17,35 +18,33 @@ _log = logging.getLogger("homeserve.server")
 
 
 class Gate:
-    """A protocol factory: `open_protocol` while fewer than `limit` connections are open, else a polite refusal.
+    """A protocol factory: `make` while fewer than `limit` connections are open, else a polite refusal.
 
-    `open_count` tells of a connection only once the loop has run its `connection_made`, and the loop accepts many in
-    one turn; those of this turn and the next (`_fresh`) are counted here.
+    `known` are the protocols of open connections. One is known only once the loop has run its `connection_made`, and
+    the loop accepts many in one turn; those of this turn and the next are remembered here.
     """
 
     def __init__(
-        self, limit: int, open_count: Callable[[], int], open_protocol: Callable[[], asyncio.Protocol]
+        self, limit: int, known: Callable[[], Iterable[asyncio.Protocol]], make: Callable[[], asyncio.Protocol]
     ) -> None:
         self._limit = limit
-        self._open_count = open_count
-        self._open_protocol = open_protocol
-        self._fresh = 0
+        self._known = known
+        self._make = make
+        self._fresh: set[asyncio.Protocol] = set()
         self._told = False
 
     def __call__(self) -> asyncio.Protocol:
-        if self._open_count() + self._fresh < self._limit:
+        if len(self._fresh.union(self._known())) < self._limit:
             self._told = False
-            self._fresh += 1
+            protocol = self._make()
+            self._fresh.add(protocol)
             loop = asyncio.get_running_loop()
-            loop.call_soon(loop.call_soon, self._settle)
-            return self._open_protocol()
+            loop.call_soon(loop.call_soon, self._fresh.discard, protocol)
+            return protocol
         if not self._told:
             self._told = True
             _log.warning("%d connections are open, which is the limit: new ones are refused", self._limit)
         return _Refusal(self._limit)
-
-    def _settle(self) -> None:
-        self._fresh -= 1
 
 
 class _Refusal(asyncio.Protocol):
@@ -57,10 +56,10 @@ class _Refusal(asyncio.Protocol):
         self._body = encode({"error": error})
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        sink = cast(asyncio.Transport, transport)  # uvloop's transports are no subclass
         head = (
             "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(self._body)}\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
         )
-        transport.write(head.encode() + self._body)
-        transport.close()
+        sink.write(head.encode() + self._body)
+        sink.close()

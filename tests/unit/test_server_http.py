@@ -6,12 +6,13 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
+import uvloop
 
 from homeserve.engine.engine import Engine
 from homeserve.engine.request import EngineLimits
@@ -659,7 +660,15 @@ async def test_garbage_is_refused_and_the_server_goes_on(garbage: bytes) -> None
         assert (await world.get("/health"))[0] == 200
 
 
-async def test_connections_beyond_the_limit_are_told_so(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_connections_beyond_the_limit_are_told_so(
+    run: Callable[[Coroutine[Any, Any, None]], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """On both loops: they accept connections in different ways."""
+    run(_too_many_connections(caplog))
+
+
+async def _too_many_connections(caplog: pytest.LogCaptureFixture) -> None:
     limit = 1 + SPARE
     async with serving(max_running=1, max_waiting=0) as world:
         links = [socket.create_connection(("127.0.0.1", world.port)) for _ in range(limit)]
