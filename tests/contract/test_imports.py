@@ -35,7 +35,7 @@ VIOLATIONS = [
 
 
 def lint(folder: Path) -> str:
-    """What lint-imports says of the tree in `folder`, on one line. `PYTHONPATH` lets that tree win over the installed."""
+    """What lint-imports says of `folder`, on one line. `PYTHONPATH` lets that tree win over the installed package."""
     done = subprocess.run(
         [str(Path(sys.executable).parent / "lint-imports"), "--no-logo", "--no-cache"],
         cwd=folder,
