@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 
 BASE = "up", "--ready-file", "ready.json"
@@ -76,7 +77,6 @@ def test_a_model_that_is_not_there(box: Any, tmp_path: Path, name: str) -> None:
 
 def test_a_quant_type_that_the_backend_lacks(box: Any, tiny: str, tmp_path: Path) -> None:
     """Known to GGUF, whole in the file, but no kernel computes it: refused by name."""
-    gguf = pytest.importorskip("gguf")
     reader = gguf.GGUFReader(tiny)
     kind = gguf.GGMLQuantizationType.IQ1_S
     data = bytearray(Path(tiny).read_bytes())
