@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 from homeserve import log as log_setup
 from homeserve import settings as table
 from homeserve.commands.report import report
-from homeserve.errors import HomeserveError
+from homeserve.errors import HomeserveError, WorkerError
 
 if TYPE_CHECKING:
     import argparse
@@ -83,7 +83,9 @@ async def _run(app: App, signals: _Signals) -> int:
     failed = asyncio.create_task(app.wait_failed())
     await asyncio.wait({failed, first}, return_when=asyncio.FIRST_COMPLETED)
     if failed.done():
-        raise failed.result()
+        # Whatever the reason, a server that served and cannot go on has lost its workers.
+        report(failed.result())
+        return WorkerError.exit_code
     failed.cancel()
     return 0
 

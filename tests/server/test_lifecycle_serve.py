@@ -195,6 +195,28 @@ def test_a_lost_worker_is_restarted_and_status_tells(box: Any, tiny: str, wait_u
     assert run.left_behind() == []
 
 
+def test_a_signal_while_the_worker_restarts(box: Any, tiny: str) -> None:
+    run = box.up(tiny)
+    run.pids |= {child["pid"] for child in run.get("/v1/homeserve/status")[1]["ranks"]}
+    os.kill(run.get("/v1/homeserve/status")[1]["ranks"][0]["pid"], signal.SIGKILL)
+    run.send(signal.SIGTERM)
+    assert run.wait() == 0, run.err
+    assert run.left_behind() == []
+
+
+def test_workers_that_do_not_come_up_again_end_the_server_with_3(box: Any, tiny: str, tmp_path: Path) -> None:
+    """The model file goes away under a running server, and then the worker does."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(Path(tiny).read_bytes())
+    run = box.up(str(path))
+    path.unlink()
+    os.kill(run.get("/v1/homeserve/status")[1]["ranks"][0]["pid"], signal.SIGKILL)
+    assert run.wait() == 3
+    assert len([line for line in run.err.splitlines() if line.startswith("homeserve: error: ")]) == 1, run.err
+    assert "Traceback" not in run.err
+    assert run.left_behind() == []
+
+
 def test_a_server_whose_parent_dies_without_a_word_leaves_no_worker(box: Any, tiny: str, wait_until: Any) -> None:
     run = box.up(tiny)
     run.pids |= {child["pid"] for child in run.get("/v1/homeserve/status")[1]["ranks"]}
