@@ -88,6 +88,7 @@ few = st.text("ab", max_size=14)
 @given(few, st.lists(st.text("ab", max_size=4), max_size=4), cuts)
 @example("aab", ["ab"], [1, 1])
 @example("abab", ["aba", "ba"], [2])
+@example("abab", ["abab", "ba"], [])
 @example("aaab", ["aaaa", "aab"], [1, 1, 1])
 def test_stops_by_definition_whatever_the_split(text: str, stops: list[str], lengths: list[int]) -> None:
     matcher = StopMatcher(stops)
