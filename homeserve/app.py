@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import ipaddress
 import json
 import logging
@@ -121,6 +122,7 @@ class App:
         if self.backend == "cpu":
             check_kernels(settings.isa, host)
         model = await self._load_and_serve(listener, host)
+        gc.freeze()  # what a start made stays for good: collections while serving need not walk through it
         self.load_progress = LoadProgress("ready")
         self._state = State.READY
         self._write_record("ready", model.id)

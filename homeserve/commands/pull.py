@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import re
 import signal
 import sys
@@ -37,11 +38,17 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     settings = resolve(argparse.Namespace(cache_dir=args.cache_dir), environ, Path.cwd())
     progress = ProgressLines(sys.stderr)
     cache = str(cache_dir(settings, environ))
+    interrupt = _Interrupt()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, interrupt.on_signal)
+
+    def report(stage: str, done_bytes: int, total_bytes: int) -> None:
+        interrupt.raise_if_asked()
+        progress.update(stage, done_bytes, total_bytes)
+
     try:
-        path = names.resolve(args.name, cache_dir=cache, progress=progress.update)
-    except KeyboardInterrupt:
+        path = names.resolve(args.name, cache_dir=cache, progress=report)
+    except InterruptedError:
         # The fetch has removed what was half-done, and the process that fetched, on its way out.
         return INTERRUPTED
     finally:
@@ -52,6 +59,22 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     else:
         print(facts["path"])
     return 0
+
+
+class _Interrupt:
+    """The first signal ends the fetch at its next word of progress, which cleans up; the second ends the process."""
+
+    def __init__(self) -> None:
+        self._asked = False
+
+    def on_signal(self, number: int, frame: object) -> None:
+        if self._asked:
+            os._exit(INTERRUPTED)
+        self._asked = True
+
+    def raise_if_asked(self) -> None:
+        if self._asked:
+            raise InterruptedError
 
 
 def describe(path: Path) -> dict[str, object]:

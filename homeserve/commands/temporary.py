@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from homeserve.errors import SettingError, WorkerStartError
@@ -15,6 +18,24 @@ from homeserve.errors import SettingError, WorkerStartError
 _POLL_S = 0.02
 _STOP_S = 45.0
 _TAIL_BYTES = 4096
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """A signal that ends this command waits until the block is through: one that struck between the fork and the line
+    behind it would leave a process that nobody knows."""
+    caught: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {
+        number: signal.signal(number, lambda caught_number, _: caught.append(caught_number)) for number in numbers
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if caught:
+            os.kill(os.getpid(), caught[0])
 
 
 class TemporaryServer:
@@ -30,7 +51,7 @@ class TemporaryServer:
         """Raises an error with what the server said when it does not come up; a download may take its time."""
         folder = Path(self._folder.name)
         ready, said = folder / "ready.json", folder / "stderr"
-        with said.open("wb") as err:
+        with said.open("wb") as err, _signals_held():
             # In a session of its own: the terminal's Ctrl-C is for this command, which then stops the server.
             self._process = subprocess.Popen(
                 [*self._command, "--ready-file", str(ready), *self._model],

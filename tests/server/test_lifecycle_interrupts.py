@@ -55,6 +55,18 @@ def test_ctrl_c(box: Any, smollm2: str, wait_until: Any, index: int) -> None:
     assert run.left_behind() == []
 
 
+@pytest.mark.parametrize("moment", ["start", "answer"])
+def test_ctrl_c_in_chat_takes_its_temporary_server_along(box: Any, smollm2: str, wait_until: Any, moment: str) -> None:
+    run = box.start("chat", smollm2, "--prompt", "Count to one thousand.", "--temperature", "0")
+    wait_until("a temporary server", lambda: _note_children(run))
+    if moment == "answer":
+        wait_until("a word of the answer", lambda: run.out)
+    run.send(signal.SIGINT)
+    assert run.wait() == 130, run.err
+    assert "Traceback" not in run.err
+    assert run.left_behind() == []
+
+
 @pytest.mark.parametrize("command", ["up", "pull"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_the_model_is_fetched(box: Any, wait_until: Any, command: str, number: int) -> None:
