@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-FRANCE: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+FRANCE: list[Any] = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
 STORY: list[Any] = [{"role": "user", "content": "Tell me a story about a lighthouse keeper and a storm."}]
 
 

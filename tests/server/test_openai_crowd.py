@@ -18,7 +18,7 @@ def asked(i: int) -> dict[str, Any]:
         "messages": [{"role": "user", "content": f"Write about {subject}. " * (1 + i % 4)}],
         "temperature": 0.0 if i % 4 == 0 else 0.9,
         "seed": 1000 + i,
-        "max_tokens": 40 + 3 * i,
+        "max_tokens": 32 + 2 * i,
         "extra_body": {"ignore_eos": True},
     }
 
