@@ -24,7 +24,6 @@ constexpr int TILE_ROWS = 8;   // consecutive rows of one sequence that share th
 constexpr int MAX_DIMS = 512;
 constexpr float NEGATIVE_INFINITY = -INFINITY;
 
-int padded(int width) { return (width + 15) / 16 * 16; }
 int least(int a, int b) { return a < b ? a : b; }
 int most(int a, int b) { return a > b ? a : b; }
 
@@ -230,7 +229,7 @@ void finish(const hs_step &step, const Query &query, const float *out) {
         }
     }
     if (step.activation) {
-        ActBlock *blocks = reinterpret_cast<ActBlock *>(step.activation) + static_cast<int64_t>(query.row) * (step.width / 32);
+        ActBlock *blocks = reinterpret_cast<ActBlock *>(step.activation) + static_cast<int64_t>(query.row) * (step.width / 32) * PLANES;
         const int from = query.head * step.head_dim / 32;
         quantise_blocks(step.dst + step.dst_stride * query.row, blocks, from, from + step.head_dim / 32);
     }

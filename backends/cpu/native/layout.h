@@ -64,13 +64,22 @@ constexpr int file_block_bytes(int type) {
 
 constexpr size_t group_block_bytes(int type) { return static_cast<size_t>(GROUP) * static_cast<size_t>(file_block_bytes(type)); }
 constexpr bool is_float(int type) { return type == HS_F32 || type == HS_F16 || type == HS_BF16; }
+// Floats from one row of a buffer, or of V in a KV page, to the next.
+constexpr int padded(int width) { return (width + 15) / 16 * 16; }
 constexpr int groups_of(int rows) { return (rows + GROUP - 1) / GROUP; }
 constexpr size_t group_bytes(int type, int cols) {
     return group_block_bytes(type) * static_cast<size_t>(cols / block_cols(type));
 }
 
-// Int8 activations of 32 columns: x ≈ d * q. `s` = d * sum(q) pays for offsets and minima; `half_sums` holds the sums of
-// q over columns 0..15 (low int16) and 16..31 (high int16).
+// Activations are kept in two planes of int8: x ≈ d * (q + q' / 254), where the second plane holds what the first one
+// rounded away. One plane alone (seven bits and a sign) moves the logits of a small model by tenths, enough to turn
+// answers; two are as good as floats, and the weights, which cost more, are read and unpacked once for both.
+constexpr int PLANES = 2;
+constexpr float PLANE_STEP = 254.0f;   // the first plane leaves at most half a unit, which is 127 of these
+
+// One plane of 32 columns; the planes of the same columns lie side by side. `half_sums` holds the sums of the plane's q
+// over columns 0..15 (low int16) and 16..31 (high int16). The first plane also has what belongs to both: `d`, and
+// `s` = sum of the activations, which pays for offsets and minima.
 struct ActBlock {
     int8_t q[32];
     float d;

@@ -5,9 +5,10 @@
 // each N, and the integer ones are exact, so a row's bits depend neither on N nor on what else is in the batch; the
 // columns of a row are never split among threads.
 //
-//     acc = 0;  for each sub-block:  acc = fma(d_w * d_a, float(Σ q_w q_a), acc);  acc = fma(m_w, s_a, acc);  y = acc + bias
+//     acc = 0;  for each sub-block:  t = fma(1/254, float(Σ q_w q'_a), float(Σ q_w q_a))
+//                                    acc = fma(d_w * d_a, t, acc);  acc = fma(m_w, s_a, acc)          y = acc + bias
 //
-// where a weight is d_w * q_w + m_w. An offset (Q4_0's -8) is a minimum m_w = -8 d_w.
+// where a weight is d_w * q_w + m_w and q, q' are the two planes of the activations (layout.h). An offset (Q4_0's -8) is a minimum m_w = -8 d_w.
 //
 // A chunk is a run of groups. All batch rows pass over it before the next one, so its weights come from memory once;
 // decode is bound by exactly that, and `prefetch` keeps the loads PREFETCH bytes ahead of the arithmetic.
@@ -193,15 +194,21 @@ struct Rows {
 
 HS_INLINE void finish(vf acc, const float *bias, float *out) { store(out, bias ? add(acc, load(bias)) : acc); }
 
-template <class Format, int N>
+// ROWS batch rows, whose PLANES planes are so many columns of integer products.
+template <class Format, int ROWS>
 void tile(const uint8_t *w, int cols, const Rows &rows, int first_row, const float *bias, float *out, int64_t stride) {
-    vf acc[N];
+    constexpr int N = PLANES * ROWS;
+    vf acc[ROWS];
     const ActBlock *a[N];
     HS_UNROLL
-    for (int n = 0; n < N; n++) {
-        acc[n] = set1(0.0f);
-        a[n] = reinterpret_cast<const ActBlock *>(rows.activation + rows.activation_stride * static_cast<size_t>(first_row + n));
+    for (int r = 0; r < ROWS; r++) {
+        acc[r] = set1(0.0f);
+        const ActBlock *row =
+            reinterpret_cast<const ActBlock *>(rows.activation + rows.activation_stride * static_cast<size_t>(first_row + r));
+        HS_UNROLL
+        for (int p = 0; p < PLANES; p++) a[PLANES * r + p] = row + p;
     }
+    const vf second = set1(1.0f / PLANE_STEP);
     for (int b = cols / (32 * Format::SUBS); b > 0; b--, w += Format::BYTES) {
         const Format format = Format::open(w);
         for (int s = 0; s < Format::SUBS; s++) {
@@ -209,15 +216,18 @@ void tile(const uint8_t *w, int cols, const Rows &rows, int first_row, const flo
             format.template dots_of<N>(s, a, dot);
             const Scales scales = format.scales(s);
             HS_UNROLL
-            for (int n = 0; n < N; n++) {
-                acc[n] = fma(mul(scales.d, set1(a[n]->d)), to_float(dot[n]), acc[n]);
-                if (Format::OFFSET) acc[n] = fma(scales.m, set1(a[n]->s), acc[n]);
-                a[n]++;
+            for (int r = 0; r < ROWS; r++) {
+                const ActBlock *const first = a[PLANES * r];
+                const vf sum = fma(second, to_float(dot[PLANES * r + 1]), to_float(dot[PLANES * r]));
+                acc[r] = fma(mul(scales.d, set1(first->d)), sum, acc[r]);
+                if (Format::OFFSET) acc[r] = fma(scales.m, set1(first->s), acc[r]);
             }
+            HS_UNROLL
+            for (int n = 0; n < N; n++) a[n] += PLANES;
         }
     }
     HS_UNROLL
-    for (int n = 0; n < N; n++) finish(acc[n], bias, out + stride * n);
+    for (int r = 0; r < ROWS; r++) finish(acc[r], bias, out + stride * r);
 }
 
 struct AsF32 {
@@ -265,20 +275,30 @@ void float_tile(const uint8_t *w, int cols, const Rows &rows, int first_row, con
 
 using TileFunction = void (*)(const uint8_t *, int, const Rows &, int, const float *, float *, int64_t);
 
-// Tile functions of a type by size, largest first; `wide` covers four groups of one batch row (float types).
+// Tile functions of a type by batch rows, largest first; `wide` covers four groups of one batch row (float types). A
+// packed tile of MAX_TILE columns of products holds MAX_TILE / PLANES rows.
 struct Tiles {
-    TileFunction by_12, by_8, by_4, by_2, by_1, wide;
+    TileFunction by_12, by_8, by_6, by_4, by_2, by_1, wide;
 };
 
 template <class Format> constexpr Tiles packed_tiles() {
-    return {MAX_TILE >= 12 ? &tile<Format, MAX_TILE >= 12 ? 12 : 1> : nullptr,
-            MAX_TILE >= 8 ? &tile<Format, MAX_TILE >= 8 ? 8 : 1> : nullptr,
-            &tile<Format, 4>, &tile<Format, 2>, &tile<Format, 1>, nullptr};
+    constexpr int MOST = MAX_TILE / PLANES;
+    return {nullptr,
+            nullptr,
+            MOST >= 6 ? &tile<Format, MOST >= 6 ? 6 : 1> : nullptr,
+            MOST >= 4 ? &tile<Format, MOST >= 4 ? 4 : 1> : nullptr,
+            &tile<Format, 2>,
+            &tile<Format, 1>,
+            nullptr};
 }
 template <class Elem> constexpr Tiles float_tiles() {
     return {MAX_TILE >= 12 ? &float_tile<Elem, MAX_TILE >= 12 ? 12 : 1, 1> : nullptr,
             MAX_TILE >= 8 ? &float_tile<Elem, MAX_TILE >= 8 ? 8 : 1, 1> : nullptr,
-            &float_tile<Elem, 4, 1>, &float_tile<Elem, 2, 1>, &float_tile<Elem, 1, 1>, &float_tile<Elem, 1, 4>};
+            nullptr,
+            &float_tile<Elem, 4, 1>,
+            &float_tile<Elem, 2, 1>,
+            &float_tile<Elem, 1, 1>,
+            &float_tile<Elem, 1, 4>};
 }
 
 Tiles tiles_of(int type) {
@@ -308,7 +328,8 @@ void run_groups(const hs_part &part, const Rows &rows, int row_count, int first,
         int size = 1, wide = 1;
         if (left >= 12 && tiles.by_12) function = tiles.by_12, size = 12;
         else if (left >= 8 && tiles.by_8) function = tiles.by_8, size = 8;
-        else if (left >= 4) function = tiles.by_4, size = 4;
+        else if (left >= 6 && tiles.by_6) function = tiles.by_6, size = 6;
+        else if (left >= 4 && tiles.by_4) function = tiles.by_4, size = 4;
         else if (left >= 2) function = tiles.by_2, size = 2;
         for (int group = first; group < last; group += wide) {
             wide = size == 1 && tiles.wide && last - group >= 4 ? 4 : 1;
@@ -347,7 +368,7 @@ int linear_chunks(const Run &run, const hs_step &step) {
 }
 
 void linear_chunk(const Run &run, const hs_step &step, int chunk) {
-    const Rows inputs{step.activation, static_cast<size_t>(step.width / 32) * sizeof(ActBlock), step.src, step.src_stride};
+    const Rows inputs{step.activation, static_cast<size_t>(step.width / 32) * PLANES * sizeof(ActBlock), step.src, step.src_stride};
     const int total = total_groups(step), length = groups_of_chunk(run, step, total);
     const int first = chunk * length, last = first + length < total ? first + length : total;
     int base = 0;
