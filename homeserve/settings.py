@@ -453,7 +453,9 @@ def _help(name: str, option: Option) -> str:
 
 
 def _metavar(option: Option) -> str:
-    return {"int": "N", "float": "S", "switch": "on|off", "path": "PATH"}.get(option.kind, "X")
+    if option.inert:
+        return option.inert[0]
+    return {"int": "N", "float": "S", "switch": "on|off", "path": "PATH"}.get(option.kind, "TEXT")
 
 
 def _field_of(text: str | None) -> str | None:

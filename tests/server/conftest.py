@@ -95,7 +95,8 @@ class Run:
             with urllib.request.urlopen(self.url + path, timeout=DEADLINE_S) as answer:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
+            with error:
+                return error.code, json.load(error)
 
     def left_behind(self) -> list[str]:
         """Processes, shared memory, records and ready file that outlived it."""

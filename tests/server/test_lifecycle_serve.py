@@ -96,7 +96,8 @@ def test_while_it_drains_new_requests_are_refused(box: Any, smollm2: str) -> Non
                 {"content-type": "application/json"},
             )
             urllib.request.urlopen(request, timeout=60)
-        assert caught.value.code == 503
+        with caught.value as refusal:
+            assert refusal.code == 503
         run.send(signal.SIGTERM)
     assert run.wait() == 0
 
@@ -116,7 +117,8 @@ def test_health_is_503_with_progress_until_ready(box: Any, tiny: str) -> None:
             with urllib.request.urlopen(f"{from_record['url']}/health", timeout=60) as answer:
                 seen.add((answer.status, json.load(answer)["status"]))
         except urllib.error.HTTPError as error:
-            told = json.load(error)
+            with error:
+                told = json.load(error)
             assert {"status", "stage", "done_bytes", "total_bytes"} <= set(told)
             seen.add((error.code, told["status"]))
     assert (503, "loading") in seen
