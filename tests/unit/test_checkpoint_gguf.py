@@ -391,7 +391,7 @@ def test_mutated_files_open_or_are_refused(put: Put, round: int) -> None:
     assert opened_count < 40, "no mutation did any harm: nothing was tested"
 
 
-@settings(max_examples=20_000 if SLOW else 30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3_000 if SLOW else 30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=400), st.sampled_from((2, 3)), st.tuples(st.integers(0, 9), st.integers(0, 9)))
 def test_any_bytes_after_the_preamble(put: Put, data: bytes, version: int, counts: tuple[int, int]) -> None:
     path = put(b"GGUF" + struct.pack("<IQQ", version, *counts) + data)

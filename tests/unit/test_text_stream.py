@@ -12,7 +12,7 @@ from homeserve.text.stop import StopMatcher
 from homeserve.text.stream import TextStream
 
 SPECIAL = 256
-many = settings(max_examples=20_000 if os.environ.get("HOMESERVE_TEST_TIER") == "slow" else 40)
+many = settings(max_examples=3_000 if os.environ.get("HOMESERVE_TEST_TIER") == "slow" else 40)
 
 
 class Bytes:
