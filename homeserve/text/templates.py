@@ -148,6 +148,8 @@ class TemplateHost:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env={name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ},
+            # The terminal's Ctrl-C is not for the helper, least of all before it has come to ignore it.
+            start_new_session=True,
         )
         limits = self._limits
         cpu_s = int(limits.render_s) + 1
