@@ -91,11 +91,11 @@ class Fleet:
         assert self._load is not None, "restart comes after load"
         lived_s = 0.0 if self._serving_since is None else self._clock() - self._serving_since
         self._serving_since = None
-        if self._life is not None:
-            await self._life.end(graceful=False)
+        served = self._life is not None and self._life.served
+        await self._end_life()
         for attempt in range(1, START_ATTEMPTS + 1):
-            self._backoff = self._backoff.after_death(lived_s)
-            lived_s = 0.0
+            self._backoff = self._backoff.after_death(lived_s, served=served)
+            lived_s, served = 0.0, False
             await self._sleep(self._backoff.delay_s)
             try:
                 self.restarts += 1

@@ -194,6 +194,11 @@ class Life:
         self._arm()
         return plan.seq
 
+    @property
+    def served(self) -> bool:
+        """Every rank has answered a plan beyond its load (which is plan 1)."""
+        return all(self.book.last_seq(rank) > 1 for rank in range(self.spec.ranks))
+
     async def ask(self, kind: PlanKind, *, load: LoadSpec | None = None) -> Results:
         """Issue a plan to all ranks and wait for its results. Raises WorkerStartError if the life is lost first."""
         seq = self.issue(kind, epoch=0, load=load)
