@@ -55,6 +55,16 @@ def test_ctrl_c(box: Any, smollm2: str, wait_until: Any, index: int) -> None:
     assert run.left_behind() == []
 
 
+def test_the_terminals_ctrl_c_just_after_ready(box: Any, smollm2: str) -> None:
+    """The template helper is starting then; it has no time yet to ignore anything."""
+    run = box.up(smollm2)
+    _note_children(run)
+    os.killpg(run.pid, signal.SIGINT)
+    assert run.wait() == 0
+    assert "Traceback" not in run.err, run.err
+    assert run.left_behind() == []
+
+
 @pytest.mark.parametrize("moment", ["start", "answer"])
 def test_ctrl_c_in_chat_takes_its_temporary_server_along(box: Any, smollm2: str, wait_until: Any, moment: str) -> None:
     run = box.start("chat", smollm2, "--prompt", "Count to one thousand.", "--temperature", "0")
