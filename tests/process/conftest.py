@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import psutil
 import pytest
 import uvloop
 
-from homeserve.fleet import Fleet, FleetSpec, RankStatus
+from homeserve.fleet import Fleet, FleetSpec
 from homeserve.wire.records import LaneRows, LoadSpec, NewLane, PlanKind, RankFacts, Result, Sampling, pack_ints
 from homeserve.wire.segments import names
 
@@ -74,6 +73,11 @@ class Driver:
     async def load(self, path: Path = TINY) -> tuple[RankFacts, ...]:
         spec = LoadSpec(str(path), kv_slots=1024, kv_type="f32", rows=64, logit_rows=64, lanes=4, lane_pages=40)
         return await self.fleet.load(spec, lambda *progress: self.progress.append(progress))
+
+    async def restart(self) -> None:
+        """Restart the fleet as the engine does when it was told of a loss."""
+        self.lost.clear()
+        await self.fleet.restart()
 
     async def credit(self) -> None:
         """Wait until one more plan may be issued."""
@@ -162,22 +166,3 @@ def nothing_left(loops_used_once: None) -> Iterator[None]:
     assert not left, f"processes left behind: {left}"
     assert names() == []
     assert me.num_fds() <= fds
-
-
-def wait_gone(pids: list[int], timeout_s: float = PATIENCE_S) -> list[int]:
-    """Wait until no such process exists (a zombie of somebody else counts as gone); returns those that still do."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline and any(map(_alive, pids)):
-        time.sleep(0.02)
-    return [pid for pid in pids if _alive(pid)]
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
-def pids(ranks: list[RankStatus]) -> list[int]:
-    return [rank.pid for rank in ranks if rank.pid is not None]
