@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from ctypes import byref, c_int32, c_void_p
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +38,7 @@ SPIN_PAUSES = 4000
 
 
 class CpuBackend:
-    """The CPU of this machine, opened by one worker.
+    """The CPU of this machine, opened by one worker. `options.extra["library"]` names another build of the library.
 
     Raises `levels.LevelError` for an ISA level that the CPU lacks, `abi.NativeLibraryError` where the library was not
     built, and ValueError for a thread count or a core list that cannot be.
@@ -46,8 +47,11 @@ class CpuBackend:
     def __init__(self, options: OpenOptions) -> None:
         if options.threads < 0:
             raise ValueError(f"{options.threads} threads: give a positive number, or 0 for one per core")
-        level = levels.choose(options.isa, levels.host_levels())
-        self.library = levels.load(level)
+        if "library" in options.extra:
+            self.library = abi.load(Path(options.extra["library"]))
+        else:
+            self.library = levels.load(levels.choose(options.isa, levels.host_levels()))
+        level: str = self.library.hs_level().decode("ascii")
         self.threads = options.threads or len(options.cores) or cores.thread_count()
         usable = len(options.cores) or len(cores.allowed_cores())
         error = c_int32(0)

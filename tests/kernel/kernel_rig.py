@@ -1,4 +1,4 @@
-"""What kernel tests share: backends per ISA level, random weights of every type, programs of a few ops.
+"""What kernel tests share: backends per ISA level, random weights of every type, programs of a few ops, oracles.
 
 Activations come in through `EmbedRows` on an F32 table (token r = row r), which is exact; so every op is tested through
 the public interface, with no hook into the native code.
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import gguf
+import kernel_simde
 import numpy as np
 import numpy.typing as npt
 
@@ -39,17 +40,35 @@ ALL_TYPES = FLOAT_TYPES + SIMPLE_TYPES + K_TYPES
 NO_KV = KvPool((), 0, QuantType.F16)
 
 
-def tested_levels() -> tuple[str, ...]:
+SIMDE = "simde-"
+"""Prefix of a level that runs through SIMDe."""
+
+
+def native_levels() -> tuple[str, ...]:
     """The levels that this CPU has, or the one that HOMESERVE_ISA names."""
     asked = os.environ.get("HOMESERVE_ISA", "")
     available = levels.host_levels()
     return (levels.choose(asked, available),) if asked else available
 
 
+def tested_levels() -> tuple[str, ...]:
+    """Native levels, and through SIMDe the AVX-512 levels that this CPU lacks, where SIMDe is there."""
+    native = native_levels()
+    if os.environ.get("HOMESERVE_ISA") or kernel_simde.why_not():
+        return native
+    return native + tuple(SIMDE + level for level in kernel_simde.LEVELS if level not in native)
+
+
 @cache
 def backend(level: str, threads: int = 2) -> CpuBackend:
     """One backend per level and thread count for the whole run; their threads sleep between calls."""
-    return CpuBackend(OpenOptions(threads=threads, isa=level))
+    name = level.removeprefix(SIMDE)
+    if name == level:
+        opened = CpuBackend(OpenOptions(threads=threads, isa=level))
+    else:
+        opened = CpuBackend(OpenOptions(threads=threads, extra={"library": str(kernel_simde.libraries()[name])}))
+    assert (opened.facts.isa, opened.facts.threads) == (name, threads)
+    return opened
 
 
 def weights_of(kind: str, rows: int, cols: int, seed: int = 0) -> tuple[TensorView, F32]:
@@ -117,16 +136,27 @@ def bind(
     return on.bind(ops, named, kv, Limits(rows, logit_rows, lanes, lane_pages), lambda stage, done, total: None)
 
 
-def int8_rounded(x: F32) -> npt.NDArray[np.float64]:
-    """Activations as packed kernels see them: int8 times one scale for each 32 columns."""
+def planes_rounded(x: F32) -> npt.NDArray[np.float64]:
+    """Activations as packed kernels see them: two planes of int8 with one scale for each 32 columns (layout.h)."""
     blocks = x.reshape(x.shape[0], -1, 32)
     largest = np.abs(blocks).max(axis=2, keepdims=True)
     inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
-    levels_of = np.rint(blocks * inverse)
-    rounded: npt.NDArray[np.float64] = levels_of.astype(np.float64) * (largest / np.float32(127))
-    return rounded.reshape(x.shape)
+    scaled = blocks * inverse
+    first = np.rint(scaled)
+    second = np.rint((scaled - first) * np.float32(254))
+    value: npt.NDArray[np.float64] = (first + second.astype(np.float64) / 254) * (largest / np.float32(127))
+    return value.reshape(x.shape)
 
 
 def bits(x: F32) -> npt.NDArray[np.uint32]:
     """Bit patterns, for equality that tells -0 from 0 and compares NaNs."""
     return np.ascontiguousarray(x).view(np.uint32)
+
+
+def close_to(got: F32, want: npt.NDArray[np.float64], scale: npt.NDArray[np.float64], relative: float) -> None:
+    """Assert |got - want| <= relative * scale, where `scale` is the sum of the magnitudes that were added up."""
+    assert got.shape == want.shape
+    assert np.isfinite(got).all()
+    excess = np.abs(got - want) - relative * scale
+    worst = np.unravel_index(np.argmax(excess), excess.shape)
+    assert excess[worst] <= 0, f"at {worst}: {got[worst]} is not {want[worst]} (magnitudes {scale[worst]})"

@@ -1,0 +1,72 @@
+"""Runs every kernel test on every ISA level, and counts the cases of each: a level without cases is a failure.
+
+A test that takes `level` runs once for each level that this CPU has, and through SIMDe for the AVX-512 levels that it
+lacks. HOMESERVE_ISA leaves one level. SIMDe builds before the first test, outside of any test's time limit.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+# The test folders are no package (pytest's importlib mode); this one has modules of its own.
+sys.path.insert(0, str(Path(__file__).parent))
+
+import kernel_rig as rig
+import kernel_simde as simde
+
+LEVELS = ("baseline", "avx2", "avx512", "avx512vnni")
+_passed: pytest.StashKey[Counter[str]] = pytest.StashKey()
+_selected: pytest.StashKey[bool] = pytest.StashKey()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_passed] = Counter()
+    config.stash[_selected] = False
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "level" in metafunc.fixturenames:
+        metafunc.parametrize("level", rig.tested_levels(), scope="session")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    levels = {
+        item.callspec.params.get("level")
+        for item in session.items
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+    }
+    session.config.stash[_selected] = "baseline" in levels or bool(levels & set(rig.native_levels()))
+    if any(str(level).startswith(rig.SIMDE) for level in levels):
+        simde.libraries()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> object:
+    report = (yield).get_result()
+    if report.when == "call" and report.passed and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+        level = item.callspec.params.get("level")
+        if level is not None:
+            item.config.stash[_passed][level] += 1
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    passed = config.stash[_passed]
+    if not passed:
+        return
+    terminalreporter.write_line("kernel cases: " + " ".join(f"{level}={passed[level]}" for level in LEVELS))
+    emulated = [f"{level}={passed[rig.SIMDE + level]}" for level in simde.LEVELS]
+    terminalreporter.write_line(f"kernel cases through SIMDe: {' '.join(emulated)}")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A run of the whole folder in which a level of this CPU had no case is no success."""
+    whole = not session.config.option.keyword and not session.config.option.collectonly
+    if not (session.config.stash[_selected] and whole) or session.exitstatus != pytest.ExitCode.OK:
+        return
+    missing = [level for level in rig.native_levels() if not session.config.stash[_passed][level]]
+    if missing:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -1,0 +1,155 @@
+"""Linear layers and embeddings of every weight type against dequantised weights in float64.
+
+Activations of packed types are rounded to two int8 planes, and the oracle rounds them the same way: what is left is the
+order of a few float additions, so the tolerance is tight enough to see one wrong bit of one weight.
+"""
+
+from __future__ import annotations
+
+import kernel_rig as rig
+import numpy as np
+import pytest
+
+from backends.base import Batch, Buffer, EmbedRows, Linear, LinearPart, TensorView, Weight
+
+# Every tile size of every level (1, 2, 4, 6, 8, 12), their sums, and what is left over.
+ROW_COUNTS = (1, 2, 3, 5, 12, 29)
+
+
+def columns_of(kind: str) -> tuple[int, ...]:
+    return (256, 768) if kind in rig.K_TYPES else (32, 96, 416) if kind in rig.SIMPLE_TYPES else (1, 7, 64, 200)
+
+
+def linear(
+    level: str, x: rig.F32, parts: list[tuple[TensorView, TensorView | None]], threads: int = 2
+) -> list[rig.F32]:
+    """Each part's output as a program of its own last part gives it: all parts run, one is read."""
+    feed, table, source = rig.feed("x", x)
+    outs = []
+    for last in range(len(parts)):
+        order = parts[:last] + parts[last + 1 :] + [parts[last]]
+        op = Linear(
+            source,
+            tuple(
+                LinearPart(
+                    Weight(view.name, view.rows, view.cols),
+                    Buffer(f"y{index}", view.rows),
+                    Weight(bias.name, 1, bias.cols) if bias is not None else None,
+                )
+                for index, (view, bias) in enumerate(order)
+            ),
+        )
+        weights = [table, *(view for part in parts for view in part if view is not None)]
+        program = rig.bind(rig.backend(level, threads), [feed, op], weights)
+        outs.append(program.run(rig.plain_batch(len(x))).copy())
+        program.close()
+    return outs
+
+
+def oracle(kind: str, x: rig.F32, meaning: rig.F32) -> tuple[np.ndarray, np.ndarray]:
+    """The product and the sum of its magnitudes."""
+    seen = x.astype(np.float64) if kind in rig.FLOAT_TYPES else rig.planes_rounded(x)
+    dense = meaning.astype(np.float64)
+    return seen @ dense.T, np.abs(seen) @ np.abs(dense).T
+
+
+@pytest.mark.parametrize("kind", rig.ALL_TYPES)
+def test_linear_equals_the_dequantised_product(level: str, kind: str) -> None:
+    random = np.random.default_rng(1)
+    for cols in columns_of(kind):
+        for rows in (16, 40, 129):
+            view, meaning = rig.weights_of(kind, rows, cols, seed=rows)
+            x = random.standard_normal((29, cols)).astype(np.float32)
+            want, scale = oracle(kind, x, meaning)
+            (got,) = linear(level, x, [(view, None)])
+            rig.close_to(got, want, scale, 4e-6)
+
+
+@pytest.mark.parametrize("kind", rig.ALL_TYPES)
+def test_a_row_has_the_same_bits_in_every_batch_and_for_every_thread_count(level: str, kind: str) -> None:
+    cols = columns_of(kind)[-1]
+    view, _ = rig.weights_of(kind, 200, cols)
+    x = np.random.default_rng(2).standard_normal((max(ROW_COUNTS), cols)).astype(np.float32)
+    (whole,) = linear(level, x, [(view, None)])
+    for threads in (1, 2, 5):
+        for count in ROW_COUNTS:
+            (got,) = linear(level, x[-count:], [(view, None)], threads)
+            assert np.array_equal(rig.bits(got), rig.bits(whole[-count:])), (threads, count)
+
+
+def test_extreme_weights_and_activations_do_not_saturate(level: str) -> None:
+    """Q8_0 at -128 against activations of one magnitude: the largest pair sums that int16 must hold."""
+    values = np.full((16, 64), -128, np.int8)
+    values[1::2] = 127
+    blocks = np.zeros((16, 2, 34), np.uint8)
+    blocks[:, :, :2] = np.full((16, 2), 0.01, np.float16)[..., None].view(np.uint8)
+    blocks[:, :, 2:] = values.reshape(16, 2, 32).view(np.uint8)
+    view = TensorView("extreme", rig.QuantType.Q8_0, 16, 64, blocks.reshape(-1))
+    meaning = values.astype(np.float32) * np.float32(np.float16(0.01))
+    x = np.stack([np.full(64, 3.0), np.full(64, -3.0), np.where(np.arange(64) % 2, 3.0, -3.0)]).astype(np.float32)
+    want, scale = oracle("Q8_0", x, meaning)
+    rig.close_to(linear(level, x, [(view, None)])[0], want, scale, 4e-6)
+
+
+@pytest.mark.parametrize("kind", ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"))
+def test_all_bits_set_do_not_saturate(level: str, kind: str) -> None:
+    view, _ = rig.weights_of(kind, 16, 256)
+    quant = rig.QuantType[kind]
+    blocks = np.full_like(view.data, 0xFF).reshape(-1, quant.block_bytes)
+    for at in {"Q6_K": (208,), "Q4_0": (0,), "Q5_0": (0,)}.get(kind, (0, 2)):
+        blocks[:, at : at + 2] = np.full((len(blocks), 1), 0.01, np.float16).view(np.uint8)
+    full = TensorView("full", quant, 16, 256, blocks.reshape(-1))
+    meaning = rig.gguf.dequantize(blocks.reshape(16, -1), rig.gguf.GGMLQuantizationType[kind]).astype(np.float32)
+    x = np.stack([np.full(256, 3.0), np.full(256, -3.0), np.zeros(256)]).astype(np.float32)
+    want, scale = oracle(kind, x, meaning)
+    rig.close_to(linear(level, x, [(full, None)])[0], want, scale, 4e-6)
+
+
+def test_parts_of_different_types_and_sizes_share_one_input(level: str) -> None:
+    x = np.random.default_rng(3).standard_normal((9, 256)).astype(np.float32)
+    shapes = (("Q4_K", 64), ("Q6_K", 17), ("F16", 33), ("Q8_0", 100))
+    parts, expected = [], []
+    for index, (kind, rows) in enumerate(shapes):
+        view, meaning = rig.weights_of(kind, rows, 256, seed=index)
+        bias = np.random.default_rng(index).standard_normal(rows).astype(np.float32)
+        parts.append((view, rig.vector_of(f"bias{index}", bias)))
+        want, scale = oracle(kind, x, meaning)
+        expected.append((want + bias, scale + np.abs(bias)))
+    for got, (want, scale) in zip(linear(level, x, parts), expected, strict=True):
+        rig.close_to(got, want, scale, 4e-6)
+
+
+@pytest.mark.parametrize("kind", rig.ALL_TYPES)
+def test_embedding_rows_are_exactly_the_dequantised_ones(level: str, kind: str) -> None:
+    view, meaning = rig.weights_of(kind, 37, columns_of(kind)[-1])
+    out = Buffer("x", view.cols)
+    program = rig.bind(rig.backend(level), [EmbedRows(Weight(view.name, view.rows, view.cols), out)], [view])
+    tokens = np.array([36, 0, 15, 16, 31, 7, 36], np.int32)
+    batch = rig.plain_batch(len(tokens))
+    batch.tokens = tokens
+    got = program.run(batch).copy()
+    program.close()
+    # The oracle multiplies a K block's scales in its own order: one unit in the last place.
+    exact = kind not in rig.K_TYPES
+    assert np.array_equal(got, meaning[tokens]) if exact else np.allclose(got, meaning[tokens], rtol=3e-7, atol=1e-7)
+
+
+def test_a_tied_head_uses_the_embedding_table(level: str) -> None:
+    view, meaning = rig.weights_of("Q8_0", 50, 64)
+    weight, x, y = Weight(view.name, 50, 64), Buffer("x", 64), Buffer("y", 50)
+    program = rig.bind(
+        rig.backend(level), [EmbedRows(weight, x, scale=2.0), Linear(x, (LinearPart(weight, y),))], [view]
+    )
+    assert program.memory_lines()["weights"] < 2 * view.data.nbytes
+    tokens = np.array([3, 49], np.int32)
+    batch = Batch(
+        tokens,
+        *(np.arange(2, dtype=np.int32) for _ in range(2)),
+        np.zeros(2, np.int32),
+        np.zeros((1, 1), np.int32),
+        np.zeros(0, np.int32),
+    )
+    got = program.run(batch).copy()
+    program.close()
+    want, scale = oracle("Q8_0", 2 * meaning[tokens], meaning)
+    rig.close_to(got, want, scale, 4e-6)

@@ -1,0 +1,211 @@
+"""The ops that work on rows: norm, gate, selection; whole programs; and batches that must be refused."""
+
+from __future__ import annotations
+
+import kernel_rig as rig
+import numpy as np
+import pytest
+
+from backends.base import (
+    Batch,
+    Buffer,
+    Capability,
+    EmbedRows,
+    GatedActivation,
+    KvLayer,
+    KvPool,
+    Linear,
+    LinearPart,
+    Norm,
+    Op,
+    RopeStore,
+    SelectRows,
+    TensorView,
+    Unsupported,
+    Weight,
+)
+from backends.quant import QuantType
+
+WIDTHS = (1, 16, 50, 576, 1000)
+
+
+def normed(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    return x / np.sqrt((x * x).mean(axis=1, keepdims=True) + eps) * weight
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_norm_and_residual(level: str, width: int) -> None:
+    random = np.random.default_rng(width)
+    x, y = (random.standard_normal((9, width)).astype(np.float32) for _ in range(2))
+    weight = random.standard_normal(width).astype(np.float32)
+    (feed_x, table_x, bx), (feed_y, table_y, by) = rig.feed("x", x), rig.feed("y", y)
+    out, again = Buffer("out", width), Buffer("again", width)
+    named = Weight("w", 1, width)
+    ops: list[Op] = [feed_x, feed_y, Norm(bx, named, 1e-5, out, add=by), Norm(bx, named, 1e-5, again)]
+    program = rig.bind(rig.backend(level), ops, [table_x, table_y, rig.vector_of("w", weight)])
+    got = program.run(rig.plain_batch(9)).copy()
+    program.close()
+    want = normed(x.astype(np.float64) + y, weight.astype(np.float64), 1e-5)
+    rig.close_to(got, want, np.abs(want) + 1e-3, 2e-6)
+
+
+@pytest.mark.parametrize("kind", ("silu", "gelu_tanh"))
+def test_gate(level: str, kind: str) -> None:
+    gate = np.linspace(-120, 120, 9 * 520).reshape(9, 520).astype(np.float32)
+    gate[0] *= 0.01
+    up = np.random.default_rng(1).standard_normal((9, 520)).astype(np.float32)
+    (feed_g, table_g, bg), (feed_u, table_u, bu) = rig.feed("g", gate), rig.feed("u", up)
+    program = rig.bind(rig.backend(level), [feed_g, feed_u, GatedActivation(bg, bu, bg, kind)], [table_g, table_u])
+    got = program.run(rig.plain_batch(9)).copy()
+    program.close()
+    g = gate.astype(np.float64)
+    z = g if kind == "silu" else 2 * np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)
+    want = g * 0.5 * (1 + np.tanh(z / 2)) * up
+    rig.close_to(got, want, np.abs(want) + np.abs(up) * 1e-2, 1e-6)
+
+
+def test_half_precision_vectors_are_norm_weights_too(level: str) -> None:
+    x = np.random.default_rng(2).standard_normal((3, 48)).astype(np.float32)
+    weight = np.random.default_rng(3).standard_normal(48).astype(np.float32)
+    feed, table, source = rig.feed("x", x)
+    for kind in ("F16", "BF16"):
+        data = rig.gguf.quantize(weight[None], rig.gguf.GGMLQuantizationType[kind])
+        meaning = rig.gguf.dequantize(data, rig.gguf.GGMLQuantizationType[kind]).astype(np.float64)
+        view = TensorView("w", QuantType[kind], 1, 48, data.view(np.uint8).reshape(-1))
+        program = rig.bind(
+            rig.backend(level), [feed, Norm(source, Weight("w", 1, 48), 1e-6, Buffer("out", 48))], [table, view]
+        )
+        got = program.run(rig.plain_batch(3)).copy()
+        program.close()
+        want = normed(x.astype(np.float64), meaning, 1e-6)
+        rig.close_to(got, want, np.abs(want) + 1e-3, 2e-6)
+
+
+def head_program(level: str, threads: int = 2) -> tuple[object, rig.F32, rig.F32, rig.F32]:
+    """embed, select with residual, norm, packed head: what follows SelectRows works on the selected rows alone."""
+    random = np.random.default_rng(5)
+    x, extra = (random.standard_normal((20, 64)).astype(np.float32) for _ in range(2))
+    view, meaning = rig.weights_of("Q8_0", 90, 64)
+    (feed_x, table_x, bx), (feed_e, table_e, be) = rig.feed("x", x), rig.feed("e", extra)
+    kept, hidden, logits = Buffer("kept", 64), Buffer("hidden", 64), Buffer("logits", 90)
+    ops: list[Op] = [
+        feed_x,
+        feed_e,
+        SelectRows(bx, kept, add=be),
+        Norm(kept, Weight("w", 1, 64), 1e-5, hidden),
+        Linear(hidden, (LinearPart(Weight(view.name, 90, 64), logits),)),
+    ]
+    weights = [table_x, table_e, view, rig.vector_of("w", np.ones(64, np.float32))]
+    return rig.bind(rig.backend(level, threads), ops, weights, rows=20, logit_rows=4), x, extra, meaning
+
+
+def test_selected_rows_alone_reach_the_head(level: str) -> None:
+    program, x, extra, meaning = head_program(level)
+    for wanted in ([3], [0, 7, 19], [], [1, 2, 3, 4]):
+        got = program.run(rig.plain_batch(20, wanted)).copy()
+        assert got.shape == (len(wanted), 90)
+        if not wanted:
+            continue
+        hidden = normed(x[wanted].astype(np.float64) + extra[wanted], np.ones(64), 1e-5)
+        seen = rig.planes_rounded(hidden.astype(np.float32))
+        rig.close_to(got, seen @ meaning.T.astype(np.float64), np.abs(seen) @ np.abs(meaning.T), 3e-5)
+    program.close()
+
+
+def test_a_batch_outside_its_bounds_is_refused(level: str) -> None:
+    program, *_ = head_program(level)
+    good = rig.plain_batch(20, [0])
+
+    def spoiled(**fields: np.ndarray) -> Batch:
+        batch = rig.plain_batch(20, [0])
+        for name, value in fields.items():
+            setattr(batch, name, value)
+        return batch
+
+    minus, far = np.full(20, -1, np.int32), np.full(20, 20, np.int32)
+    for bad in (
+        spoiled(tokens=minus),
+        spoiled(tokens=far),
+        spoiled(logit_rows=np.array([20], np.int32)),
+        spoiled(logit_rows=np.arange(5, dtype=np.int32)),
+        spoiled(positions=minus),
+        rig.plain_batch(21, [0]),
+        spoiled(slots=np.zeros(3, np.int32)),
+    ):
+        with pytest.raises(ValueError):
+            program.run(bad)
+    assert program.run(good).shape == (1, 90)
+    program.close()
+
+
+def test_a_page_or_slot_outside_the_pool_is_refused(level: str) -> None:
+    feed, table, buffer = rig.feed("q", np.ones((4, 32), np.float32))
+    ops: list[Op] = [feed, RopeStore(buffer, buffer, buffer, 0, 2, 2, 16, None)]
+    program = rig.bind(
+        rig.backend(level), ops, [table], KvPool((KvLayer(2, 16),), 32, QuantType.F16), rows=4, lanes=2, lane_pages=2
+    )
+    zeros = np.zeros(1, np.int32)
+
+    def run(slot: int, lane: int, position: int, page: int) -> None:
+        tables = np.full((2, 2), page, np.int32)
+        number = [np.array([value], np.int32) for value in (position, slot, lane)]
+        program.run(Batch(zeros, *number, tables, np.zeros(0, np.int32)))
+
+    run(31, 1, 31, 1)
+    for slot, lane, position, page in (
+        (32, 0, 0, 0),
+        (-1, 0, 0, 0),
+        (0, 2, 0, 0),
+        (0, 0, 32, 0),
+        (0, 0, 0, 2),
+        (0, 0, 0, -1),
+    ):
+        with pytest.raises(ValueError):
+            run(slot, lane, position, page)
+    program.close()
+
+
+def test_everything_that_is_missing_is_named(level: str) -> None:
+    feed, table, x = rig.feed("x", np.ones((2, 256), np.float32))
+    strange = TensorView("strange", QuantType.Q2_K, 16, 256, np.zeros(16 * 84, np.uint8))
+    whole = TensorView("whole", QuantType.I32, 1, 256, np.zeros(1024, np.uint8))
+    ops: list[Op] = [
+        feed,
+        Norm(x, Weight("whole", 1, 256), 1e-5, x),
+        EmbedRows(Weight("strange", 16, 256), x),
+        Linear(x, (LinearPart(Weight("strange", 16, 256), Buffer("y", 16)),)),
+        GatedActivation(x, x, x, "swish7"),
+    ]
+    with pytest.raises(Unsupported) as refused:
+        rig.bind(rig.backend(level), ops, [table, strange, whole])
+    assert {(entry.op, entry.type) for entry in refused.value.missing} == {
+        ("Norm", "I32"),
+        ("EmbedRows", "Q2_K"),
+        ("Linear", "Q2_K"),
+        ("GatedActivation", "swish7"),
+    }
+    assert all(entry.ok is not True for entry in refused.value.missing)
+    assert Capability("GatedActivation", "swish7", None) in refused.value.missing
+
+
+def test_memory_that_the_system_refuses_is_an_error_with_arithmetic(level: str) -> None:
+    feed, table, q = rig.feed("q", np.ones((2, 16), np.float32))
+    pool = KvPool((KvLayer(1, 16),), 2**42, QuantType.F32)
+    with pytest.raises(MemoryError, match=r"kv needs \d+ bytes .* = 4398046511104 slots of 128 bytes in 1 layers"):
+        rig.bind(rig.backend(level), [feed, RopeStore(q, q, q, 0, 1, 1, 16, None)], [table], pool)
+
+
+def test_a_large_pool_costs_nothing_until_it_is_used(level: str) -> None:
+    def resident() -> int:
+        with open("/proc/self/statm", encoding="ascii") as statm:
+            return int(statm.read().split()[1]) * 4096
+
+    feed, table, q = rig.feed("q", np.ones((2, 64), np.float32))
+    pool = KvPool((KvLayer(1, 64),), 2**23, QuantType.F32)
+    before = resident()
+    program = rig.bind(rig.backend(level), [feed, RopeStore(q, q, q, 0, 1, 1, 64, None)], [table], pool)
+    program.run(rig.plain_batch(2))
+    grown = resident() - before
+    assert program.memory_lines()["kv"] == 2**23 * 64 * 4 * 2
+    assert grown < 64 * 2**20
+    program.close()
