@@ -82,9 +82,11 @@ class Lanes:
         """Raises LaneRefused unless every part of the plan fits."""
         for lane in plan.drop:
             _require(0 <= lane < len(self.lanes), lane, f"there are {len(self.lanes)} lanes")
-        dropped, new = set(plan.drop), {}
+        dropped = set(plan.drop)
+        new: dict[int, NewLane] = {}
         for entry in plan.new:
-            self._check_new(entry, free=entry.lane in dropped and entry.lane not in new)
+            _require(entry.lane not in new, entry.lane, "is taken twice in one plan")
+            self._check_new(entry, free=entry.lane in dropped)
             new[entry.lane] = entry
         named: set[int] = set()
         for rows in plan.rows:

@@ -1,0 +1,107 @@
+"""The fleet's pure parts: plans in flight, who is late, the memory killer's counter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from homeserve.errors import WireError
+from homeserve.fleet.book import PlanBook
+from homeserve.fleet.oom import oom_kill_count
+from homeserve.wire.records import Plan, PlanKind, Result
+
+
+def plan(seq: int, ranks: int, epoch: int = 0) -> Plan:
+    return Plan(seq, epoch, PlanKind.DECODE, ranks)
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 3), st.lists(st.tuples(st.integers(0, 3), st.integers(1, 7)), max_size=80))
+def test_plans_complete_in_order_with_the_results_of_the_ranks_they_name(
+    ranks: int, steps: list[tuple[int, int]]
+) -> None:
+    book = PlanBook(ranks)
+    named: dict[int, int] = {}
+    done: list[tuple[int, tuple[Result, ...]]] = []
+    for who, mask in (*steps, *((rank, 0) for _ in steps for rank in range(ranks))):
+        if who == 3:
+            seq = book.issued + 1
+            named[seq] = mask % (1 << ranks) or 1
+            book.issue(plan(seq, named[seq]), 0.0)
+        elif who < ranks and book.last_seq(who) < book.issued:
+            done += book.answer(who, Result(who, book.last_seq(who) + 1, 0), 0.0)
+        assert book.in_flight == book.issued - min(book.last_seq(rank) for rank in range(ranks))
+    assert [seq for seq, _ in done] == list(named)
+    assert [[r.rank for r in results] for _, results in done] == [
+        [rank for rank in range(ranks) if mask >> rank & 1] for mask in named.values()
+    ]
+    assert all(r.seq == seq for seq, results in done for r in results)
+    assert book.in_flight == 0
+
+
+def test_an_answer_out_of_turn_or_of_another_epoch_or_rank_is_refused() -> None:
+    book = PlanBook(2)
+    book.issue(plan(1, 3, epoch=4), 0.0)
+    book.issue(plan(2, 3, epoch=4), 0.0)
+    for rank, result in ((0, Result(0, 2, 4)), (0, Result(1, 1, 4)), (0, Result(0, 1, 3)), (1, Result(1, 0, 4))):
+        with pytest.raises(WireError):
+            PlanBook.answer(_copy(book), rank, result, 0.0)
+    book.answer(0, Result(0, 1, 4), 0.0)
+    book.answer(0, Result(0, 2, 4), 0.0)
+    with pytest.raises(WireError, match="3 of 2 was due"):
+        book.answer(0, Result(0, 3, 4), 0.0)
+
+
+def _copy(book: PlanBook) -> PlanBook:
+    import copy
+
+    return copy.deepcopy(book)
+
+
+def test_silence_counts_from_the_debt_and_ends_with_any_sign_of_life() -> None:
+    book = PlanBook(2)
+    assert book.late(1e9, 10) is None and book.next_check(10) is None
+    book.issue(plan(1, 3), now=100.0)
+    book.issue(plan(2, 1), now=105.0)  # more work is no sign of life
+    assert book.next_check(10) == 110.0
+    assert book.late(109.9, 10) is None
+    late = book.late(111.0, 10)
+    assert late is not None and (late.seq, late.kind, late.silent_s) == (1, PlanKind.DECODE, 11.0)
+    book.alive(0, 111.0)
+    book.answer(1, Result(1, 1, 0), 112.0)
+    assert book.next_check(10) == 121.0
+    late = book.late(121.5, 10)
+    assert late is not None and (late.rank, late.seq) == (0, 1)
+    book.answer(0, Result(0, 1, 0), 121.5)
+    book.answer(0, Result(0, 2, 0), 121.6)
+    late = book.late(130.0, 10)
+    assert late is not None and (late.rank, late.seq) == (1, 2), "a rank that a plan does not name must pass it too"
+    book.answer(1, Result(1, 2, 0), 130.0)
+    assert book.next_check(10) is None
+    book.issue(plan(3, 3), now=500.0)  # idle time before a debt is not silence
+    assert book.late(505.0, 10) is None
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_the_memory_killers_counter_is_found_in_either_version(tmp_path: Path) -> None:
+    proc, root = tmp_path / "proc", tmp_path / "cgroup"
+    assert oom_kill_count(proc, root) is None
+    write(proc / "cgroup", "0::/user.slice/app\n")
+    assert oom_kill_count(proc, root) is None
+    write(root / "user.slice/app/memory.events", "low 0\noom 3\noom_kill 2\n")
+    assert oom_kill_count(proc, root) == 2
+    write(proc / "cgroup", "9:name=systemd:/\n4:memory:/docker/abc\n0::/\n")
+    assert oom_kill_count(proc, root) is None
+    write(root / "memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
+    assert oom_kill_count(proc, root) == 5
+    write(root / "memory/docker/abc/memory.oom_control", "oom_kill_disable 0\noom_kill 7\n")
+    assert oom_kill_count(proc, root) == 7
+    write(root / "memory/docker/abc/memory.oom_control", "oom_kill many\n")
+    assert oom_kill_count(proc, root) == 5

@@ -1,0 +1,171 @@
+"""Lane tables: rows become batches, and a plan that does not fit is refused whole."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends.base import PAGE_LEN, Limits
+from homeserve.wire.records import LaneRows, NewLane, Plan, PlanKind, Sampling, pack_ints
+from homeserve.worker.lanes import Group, LaneRefused, Lanes
+
+GREEDY = Sampling(temperature=0)
+COUNTED = Sampling(repetition_penalty=1.2)
+
+
+def lanes() -> Lanes:
+    return Lanes(Limits(rows=32, logit_rows=8, lanes=3, lane_pages=4), vocab=100, pool_pages=20)
+
+
+def plan(*rows: LaneRows, drop: tuple[int, ...] = (), new: tuple[NewLane, ...] = ()) -> Plan:
+    return Plan(1, 0, PlanKind.MIXED, 1, drop, new, rows)
+
+
+def run(table: Lanes, work: Plan, drawn: int = 7) -> list[Group]:
+    """What the runner does with a plan, with `drawn` as every token drawn."""
+    table.check(work)
+    table.apply(work)
+    _, groups = table.batch(work.rows)
+    for group in groups:
+        table.advance(group)
+        if group.rows.sample:
+            table[group.lane].last_token = drawn
+    return groups
+
+
+def start(
+    lane: int, request: int, tokens: list[int], pages: list[int], sampling: Sampling = GREEDY, at: int = 0
+) -> Plan:
+    rows = LaneRows(lane, request, at, pack_ints(tokens), pack_ints(pages), sample=True)
+    return plan(rows, new=(NewLane(lane, request, at + len(tokens), sampling),))
+
+
+def test_rows_of_several_lanes_become_one_batch() -> None:
+    table = lanes()
+    run(table, start(0, 10, [1, 2, 3], [5]), drawn=42)
+    tokens = list(range(20, 38))
+    rows = (
+        LaneRows(0, 10, 3, b"", sample=True),
+        LaneRows(2, 12, 16, pack_ints(tokens), pack_ints([9, 4, 7]), sample=False),
+    )
+    new = (NewLane(2, 12, 60, GREEDY),)
+    work = plan(*rows, new=new)
+    table.check(work)
+    table.apply(work)
+    batch, groups = table.batch(work.rows)
+    assert batch.tokens.tolist() == [42, *tokens]
+    assert batch.positions.tolist() == [3, *range(16, 34)]
+    assert batch.lanes.tolist() == [0, *[2] * 18]
+    assert batch.slots.tolist() == [5 * 16 + 3, *range(4 * 16, 5 * 16), 7 * 16, 7 * 16 + 1]
+    assert batch.logit_rows.tolist() == [0]
+    assert all(a.dtype == np.int32 for a in (batch.tokens, batch.positions, batch.slots, batch.lanes, batch.logit_rows))
+    assert batch.tables is table.tables and table.tables[2].tolist() == [9, 4, 7, 0]
+    assert [(g.first, g.logits_first, g.logit_count) for g in groups] == [(0, 0, 1), (1, 1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("sample", "prompt_logprobs", "rows"),
+    [(False, -1, []), (True, -1, [3]), (False, 0, [0, 1, 2]), (True, 5, [0, 1, 2, 3])],
+)
+def test_logit_rows_are_those_that_somebody_reads(sample: bool, prompt_logprobs: int, rows: list[int]) -> None:
+    table = lanes()
+    entry = LaneRows(1, 9, 0, pack_ints([1, 2, 3, 4]), pack_ints([0]), sample, prompt_logprobs)
+    work = plan(entry, new=(NewLane(1, 9, 4, GREEDY),))
+    table.check(work)
+    table.apply(work)
+    batch, groups = table.batch(work.rows)
+    assert batch.logit_rows.tolist() == rows
+    assert groups[0].logit_count == len(rows)
+
+
+def test_a_lane_dropped_and_taken_in_one_plan_starts_afresh() -> None:
+    table = lanes()
+    run(table, start(0, 10, [1, 2, 3], [5]))
+    work = start(0, 11, [4], [6])
+    run(table, plan(*work.rows, drop=(0,), new=work.new))
+    assert table.occupied() == ((0, 11, 1),)
+    assert table[0].length == 1 and table.tables[0, 0] == 6
+    run(table, plan(drop=(0, 2)))  # a lane that is free already may be dropped
+    assert table.occupied() == ()
+
+
+@pytest.mark.parametrize(
+    ("work", "why"),
+    [
+        (plan(LaneRows(0, 99, 3, b"")), "lane 0 is request 10's, not request 99's"),
+        (plan(LaneRows(1, 10, 3, b"")), "lane 1 is free, not request 10's"),
+        (plan(LaneRows(7, 10, 3, b"")), "there are 3 lanes"),
+        (plan(LaneRows(0, 10, 3, b""), drop=(0,)), "lane 0 is free"),
+        (plan(drop=(3,)), "there are 3 lanes"),
+        (plan(LaneRows(0, 10, 4, b"")), "leave a gap behind position 3"),
+        (plan(LaneRows(0, 10, 2, b"")), "a drawn token goes to 3, not 2"),
+        (plan(LaneRows(0, 10, 3, b""), LaneRows(0, 10, 4, b"")), "named twice"),
+        (plan(LaneRows(0, 10, 3, pack_ints([1] * 14))), "are not covered by 1 pages"),
+        (plan(LaneRows(0, 10, -1, pack_ints([1]))), "are not covered"),
+        (plan(LaneRows(0, 10, 3, b"", pack_ints([1, 2, 3, 4]))), "5 pages are more than the 4 of a lane"),
+        (plan(LaneRows(0, 10, 3, b"", pack_ints([20]))), "outside the pool of 20"),
+        (plan(LaneRows(0, 10, 3, pack_ints([100]))), "outside the vocabulary of 100"),
+        (plan(LaneRows(0, 10, 3, b"abc")), "no int32 numbers"),
+        (plan(new=(NewLane(0, 11, 3, GREEDY),)), "lane 0 is request 10's, 11 cannot take it"),
+        (plan(new=(NewLane(1, 11, 3, GREEDY), NewLane(1, 12, 3, GREEDY))), "taken twice"),
+        (plan(new=(NewLane(1, 11, 3, Sampling(logit_bias=((100, 1.0),))),)), "token 100 is not in the vocabulary"),
+        (plan(new=(NewLane(1, 11, 3, Sampling(forbidden=(-1,))),)), "token -1 is not in the vocabulary"),
+        (start(1, 11, [1] * 33, [0, 1, 2]), "a plan of 33 rows is more than 32"),
+        (start(1, 11, [1], [0], COUNTED, at=16), "0 tokens of history where 16 are needed"),
+        (
+            plan(LaneRows(1, 11, 0, pack_ints([1] * 10), pack_ints([1]), True, 0), new=(NewLane(1, 11, 10, GREEDY),)),
+            "logits of 10 rows are more than 8",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_changes_nothing(work: Plan, why: str) -> None:
+    table = lanes()
+    run(table, start(0, 10, [1, 2, 3], [5]))
+    before, tables = copy.deepcopy(table.lanes), table.tables.copy()
+    with pytest.raises(LaneRefused) as caught:
+        table.check(work)
+    assert why in str(caught.value)
+    np.testing.assert_array_equal(table.tables, tables)
+    assert [lane and (lane.request, lane.length, lane.page_count) for lane in table.lanes] == [
+        lane and (lane.request, lane.length, lane.page_count) for lane in before
+    ]
+
+
+def test_a_drawn_token_needs_a_draw() -> None:
+    table = lanes()
+    entry = LaneRows(0, 10, 0, pack_ints([1, 2]), pack_ints([5]))
+    run(table, plan(entry, new=(NewLane(0, 10, 4, GREEDY),)))
+    with pytest.raises(LaneRefused, match="no token was drawn"):
+        table.check(plan(LaneRows(0, 10, 2, b"")))
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=8), st.booleans(), st.integers(0, 2))
+def test_counts_do_not_depend_on_chunks_repeats_or_a_prefix_hit(cuts: list[int], repeat: bool, hit_pages: int) -> None:
+    """However a sequence was cut, with the last row of a chunk repeated or not, and however much of it came from the
+    cache: the same tokens are counted, each once."""
+    tokens = np.random.default_rng(5).integers(0, 30, 45).astype(np.int32).tolist()
+    prompt_len = 40
+    table = lanes()
+    hit = hit_pages * PAGE_LEN
+    new = (NewLane(0, 1, prompt_len, COUNTED, pack_ints(tokens[:hit])),)
+    pages: list[int] | None = [1, 2, 3]
+    at = hit
+    for cut in (*cuts, 99):
+        end = min(at + cut, len(tokens))
+        while at < end:
+            first = at - 1 if repeat and at > hit else at
+            last = min(end, first + 30)
+            entry = LaneRows(0, 1, first, pack_ints(tokens[first:last]), pack_ints(pages or []))
+            run(table, plan(entry, new=new))
+            new, pages, at = (), None, last
+    counts = table[0].counts
+    assert counts is not None and table[0].length == len(tokens)
+    assert counts.seen().tolist() == sorted(set(tokens))
+    ids, times = counts.generated()
+    expected = np.bincount(tokens[prompt_len:], minlength=100)
+    assert dict(zip(ids.tolist(), times.tolist(), strict=True)) == {i: n for i, n in enumerate(expected.tolist()) if n}
