@@ -46,7 +46,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Weight:
-    """A tensor of the checkpoint by its canonical name. Matrices are `[rows, cols]` = `[out, in]`; vectors have rows 1."""
+    """A tensor by its canonical name. Matrices are `[rows, cols]` = `[out, in]`, vectors `[1, cols]`."""
 
     name: str
     rows: int
@@ -71,8 +71,9 @@ class TensorView:
 class Rope:
     """Rotary position embedding: pair i of a head turns by `position * frequencies[i]`, times `magnitude`.
 
-    `interleaved` pairs dims (2i, 2i+1) (GGUF "NORM"); otherwise (i, i + n_rot/2) ("NEOX"). `n_rot = 2 * len(frequencies)`
-    dims turn; the rest of the head passes through. All scaling (llama-3, yarn, linear) is already in `frequencies`.
+    `interleaved` pairs dims (2i, 2i+1) (GGUF "NORM"); otherwise (i, i + n_rot/2) ("NEOX"). The first
+    `n_rot = 2 * len(frequencies)` dims turn; the rest of the head passes through. All scaling (llama-3, yarn, linear)
+    is already in `frequencies`.
     """
 
     interleaved: bool
@@ -114,7 +115,7 @@ class LinearPart:
 
 @dataclass(frozen=True)
 class Linear:
-    """Matrices that share one input, so that it is quantised once. `src.width == weight.cols`, `out.width == weight.rows`."""
+    """Matrices with one input, quantised once. `src.width == weight.cols`, `out.width == weight.rows`."""
 
     src: Buffer
     parts: tuple[LinearPart, ...]
@@ -122,7 +123,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class RopeStore:
-    """Rotate q `[heads*head_dim]` and k `[kv_heads*head_dim]` in place, then store k and v at the row's slot of `layer`."""
+    """Rotate q `[heads*head_dim]` and k `[kv_heads*head_dim]` in place, then store k and v at the row's slot."""
 
     q: Buffer
     k: Buffer
@@ -163,7 +164,7 @@ class GatedActivation:
 
 @dataclass(frozen=True)
 class SelectRows:
-    """out[i] = src[logit_rows[i]] + add[logit_rows[i]]: from here on only the rows whose logits are asked for remain."""
+    """out[i] = src[logit_rows[i]] + add[logit_rows[i]]: from here on only rows whose logits are asked for remain."""
 
     src: Buffer
     out: Buffer
@@ -297,7 +298,7 @@ class Backend(Protocol):
         limits: Limits,
         progress: LoadProgress,
     ) -> Program:
-        """Upload or repack the weights, reserve pools and buffers. Raises `Unsupported`, or MemoryError with the arithmetic."""
+        """Upload or repack the weights, reserve pools. Raises `Unsupported`, or MemoryError with the arithmetic."""
         ...
 
     def close(self) -> None: ...

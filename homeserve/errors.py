@@ -26,6 +26,8 @@
         ├── Draining                    503 draining
         ├── Loading                     503 loading
         └── RequestFailed               500 server_error, with the request id only
+
+`code` and `exit_code` stand at each class, the HTTP status at each kind of RequestError.
 """
 
 from __future__ import annotations

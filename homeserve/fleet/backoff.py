@@ -17,8 +17,8 @@ LIFE_RESETS_S = 60.0
 
 @dataclass(frozen=True)
 class Backoff:
-    """`deaths_in_a_row` counts those without a minute's life in between; `fruitless_deaths` those of lives that answered
-    no plan after their load."""
+    """`deaths_in_a_row` counts those without a minute's life in between; `fruitless_deaths` those of lives that
+    answered no plan after their load."""
 
     deaths_in_a_row: int = 0
     fruitless_deaths: int = 0

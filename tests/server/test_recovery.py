@@ -1,7 +1,7 @@
 """A killed worker costs its streams a pause, never a word.
 
-Every server here is a real one with a real worker process, killed with SIGKILL by the pid that `status` tells. The texts
-are compared with those of the same requests on the same server before any kill.
+Every server here is a real one with a real worker process, killed with SIGKILL by the pid that `status` tells. The
+texts are compared with those of the same requests on the same server before any kill.
 """
 
 from __future__ import annotations

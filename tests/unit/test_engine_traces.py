@@ -2,8 +2,8 @@
 
 The rank keeps, for every slot, which token of which history was stored there last. A row at position p may only be
 computed when the slots of positions 0..p of its sequence hold exactly that sequence's tokens: a page given to two
-owners, freed too early, shared wrongly or left out of a table shows as wrong content at once. Its "model" draws the next
-token as a function of all tokens before, so a right answer is known without the scheduler.
+owners, freed too early, shared wrongly or left out of a table shows as wrong content at once. Its "model" draws the
+next token as a function of all tokens before, so a right answer is known without the scheduler.
 """
 
 from __future__ import annotations
