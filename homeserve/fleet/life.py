@@ -104,7 +104,8 @@ class Life:
         self._log: PlanLogWriter | None = None
         self._asked: dict[int, asyncio.Future[Results]] = {}
         self._greeted: asyncio.Future[None] = self._loop.create_future()
-        self._exits: list[asyncio.Task[None]] = []
+        self._exits: dict[int, asyncio.Task[None]] = {}
+        self._log_ends: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._oom_kills: int | None = None
@@ -119,7 +120,7 @@ class Life:
         await self._first(self._greeted, timeout_s)
         if not self._greeted.done():
             silent = next(rank.rank for rank in self.ranks if not rank.greeted)
-            raise self._start_error(Loss(silent, f"did not say hello within {timeout_s:g} s"))
+            raise await self._start_error(Loss(silent, f"did not say hello within {timeout_s:g} s"))
 
     async def _spawn(self) -> None:
         async with self._lock:
@@ -151,12 +152,15 @@ class Life:
     def _watch(self, rank: RankProcess, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         self._loop.add_reader(rank.bell.fd, self._on_bell, rank)
-        self._keep(rank.relay.run(process.stdout))
-        self._exits.append(self._loop.create_task(self._on_exit(rank, process)))
+        self._log_ends[rank.rank] = self._keep(rank.relay.run(process.stdout))
+        self._exits[rank.rank] = self._loop.create_task(self._on_exit(rank, process))
 
-    def _start_error(self, loss: Loss) -> WorkerStartError:
+    async def _start_error(self, loss: Loss) -> WorkerStartError:
         if loss.rank < 0:
             return WorkerStartError(f"the fleet {loss.why}")
+        log_end = self._log_ends.get(loss.rank)
+        if log_end is not None and self.state is LifeState.LOST:  # its last lines may still be in the pipe
+            await asyncio.wait({log_end}, timeout=TERM_GRACE_S)
         words = self.ranks[loss.rank].relay.last_words()
         return WorkerStartError(f"rank {loss.rank} {loss.why}" + (f"; it said: {words}" if words else ""))
 
@@ -215,7 +219,7 @@ class Life:
         waited: set[asyncio.Future[Any]] = {hoped, self.loss}
         await asyncio.wait(waited, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if self.loss.done():
-            raise self._start_error(self.loss.result())
+            raise await self._start_error(self.loss.result())
 
     # ------------------------------------------------------------------------------------------------------ reports
 
@@ -345,7 +349,7 @@ class Life:
 
     async def _end_processes(self, graceful: bool) -> None:
         steps = [(signal.SIGTERM, TERM_GRACE_S), (signal.SIGKILL, KILL_GRACE_S)]
-        running = set(self._exits)
+        running = set(self._exits.values())
         if graceful and running:
             _, running = await asyncio.wait(running, timeout=STOP_GRACE_S)
         else:
@@ -366,7 +370,7 @@ class Life:
             _, late = await asyncio.wait(self._tasks, timeout=TERM_GRACE_S)
             for task in late:
                 task.cancel()
-        await asyncio.gather(*self._tasks, *self._exits, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._exits.values(), return_exceptions=True)
 
     def _unwatch(self) -> None:
         for rank in self.ranks:
@@ -395,10 +399,11 @@ class Life:
         plans = self._memory.path.name if self._memory is not None and self._memory.path is not None else None
         return [name for name in (plans, *(rank.memory_name for rank in self.ranks)) if name is not None]
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+    def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 async def finish(work: Coroutine[Any, Any, T]) -> T:

@@ -233,39 +233,40 @@ async def _make(driver: Any) -> None:
 def test_cancelled_at_any_moment_nothing_is_left(run: Run, driver: Any, moment: str) -> None:
     async def main() -> None:
         fault = {"load": "rank=1,step=load,action=delay:60000", "decode": "rank=1,step=decode,action=delay:60000"}
-        d = driver(ranks=2, fault=fault.get(moment, ""))
+        async with driver(ranks=2, fault=fault.get(moment, "")) as d:
 
-        async def work() -> None:
-            await d.up()
-            if moment == "restart":
-                os.kill(d.fleet.ranks[0].pid, signal.SIGKILL)
-                await d.until(lambda: d.lost)
-                await d.restart()
-            d.prefill()
-            d.decode(0)
-            await asyncio.Event().wait()
+            async def work() -> None:
+                await d.up()
+                if moment == "restart":
+                    os.kill(d.fleet.ranks[0].pid, signal.SIGKILL)
+                    await d.until(lambda: d.lost)
+                    await d.restart()
+                d.prefill()
+                d.decode(0)
+                await asyncio.Event().wait()
 
-        async def reached() -> None:
-            while True:
-                ranks = d.fleet._life.ranks if d.fleet._life is not None else []
-                if {
-                    "spawn": len(ranks) > 0,
-                    "hello": any(rank.pid for rank in ranks),
-                    "load": bool(d.progress) or any(rank.greeted for rank in ranks) and d.fleet._load is not None,
-                    "decode": len(d.results) > 0,
-                    "restart": d.fleet.restarts > 0,
-                }[moment]:
-                    return
-                await asyncio.sleep(0)
+            async def reached() -> None:
+                while not task.done():
+                    ranks = d.fleet._life.ranks if d.fleet._life is not None else []
+                    if {
+                        "spawn": len(ranks) > 0,
+                        "hello": any(rank.pid for rank in ranks),
+                        "load": bool(d.progress) or any(rank.greeted for rank in ranks) and d.fleet._load is not None,
+                        "decode": len(d.results) > 0,
+                        "restart": d.fleet.restarts > 0,
+                    }[moment]:
+                        return
+                    await asyncio.sleep(0)
+                task.result()
 
-        task = asyncio.create_task(work())
-        await reached()
-        task.cancel()
-        with pytest.raises((asyncio.CancelledError, HomeserveError)):
-            await task
-        await d.fleet.stop()
-        assert names() == []
-        assert not psutil.Process().children(recursive=True)
+            task = asyncio.create_task(work())
+            await reached()
+            task.cancel()
+            with pytest.raises((asyncio.CancelledError, HomeserveError)):
+                await task
+            await d.fleet.stop()
+            assert names() == []
+            assert not psutil.Process().children(recursive=True)
 
     run(main)
 
