@@ -136,15 +136,13 @@ def bind(
     return on.bind(ops, named, kv, Limits(rows, logit_rows, lanes, lane_pages), lambda stage, done, total: None)
 
 
-def planes_rounded(x: F32) -> npt.NDArray[np.float64]:
-    """Activations as packed kernels see them: two planes of int8 with one scale for each 32 columns (layout.h)."""
+def int16_rounded(x: F32) -> npt.NDArray[np.float64]:
+    """Activations as packed kernels see them: int16 times one scale for each 32 columns (layout.h)."""
     blocks = x.reshape(x.shape[0], -1, 32)
     largest = np.abs(blocks).max(axis=2, keepdims=True)
-    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
-    scaled = blocks * inverse
-    first = np.rint(scaled)
-    second = np.rint((scaled - first) * np.float32(254))
-    value: npt.NDArray[np.float64] = (first + second.astype(np.float64) / 254) * (largest / np.float32(127))
+    inverse = np.divide(np.float32(32767), largest, out=np.zeros_like(largest), where=largest > 0)
+    integers = np.rint(blocks * inverse).astype(np.float64)
+    value: npt.NDArray[np.float64] = integers * (largest / np.float32(32767)).astype(np.float64)
     return value.reshape(x.shape)
 
 

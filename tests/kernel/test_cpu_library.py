@@ -54,10 +54,10 @@ def test_header_and_table_have_the_same_fields_in_the_same_order() -> None:
 @pytest.mark.parametrize(
     ("built", "wanted", "unwanted"),
     [
-        ("avx512vnni", r"vpdpbusd .*%zmm", None),
-        ("avx512", r"vpmaddubsw .*%zmm", r"vpdp"),
-        ("avx2", r"vpmaddubsw .*%ymm", r"%zmm|vpdp"),
-        ("baseline", r"pmullw .*%xmm", r"%ymm|%zmm"),
+        ("avx512vnni", r"vpdpwssd .*%zmm", None),
+        ("avx512", r"vpmaddwd .*%zmm", r"vpdp"),
+        ("avx2", r"vpmaddwd .*%ymm", r"%zmm|vpdp"),
+        ("baseline", r"pmaddwd .*%xmm", r"%ymm|%zmm"),
     ],
 )
 def test_a_level_holds_its_instructions_and_none_of_a_higher_one(built: str, wanted: str, unwanted: str | None) -> None:

@@ -1,7 +1,7 @@
 """Linear layers and embeddings of every weight type against dequantised weights in float64.
 
-Activations of packed types are rounded to two int8 planes, and the oracle rounds them the same way: what is left is the
-order of a few float additions, so the tolerance is tight enough to see one wrong bit of one weight.
+Activations of packed types are rounded to int16, and the oracle rounds them the same way: what is left is the order of
+a few float additions, so the tolerance is tight enough to see one wrong bit of one weight.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def linear(
 
 def oracle(kind: str, x: rig.F32, meaning: rig.F32) -> tuple[np.ndarray, np.ndarray]:
     """The product and the sum of its magnitudes."""
-    seen = x.astype(np.float64) if kind in rig.FLOAT_TYPES else rig.planes_rounded(x)
+    seen = x.astype(np.float64) if kind in rig.FLOAT_TYPES else rig.int16_rounded(x)
     dense = meaning.astype(np.float64)
     return seen @ dense.T, np.abs(seen) @ np.abs(dense).T
 
@@ -78,7 +78,7 @@ def test_a_row_has_the_same_bits_in_every_batch_and_for_every_thread_count(level
 
 
 def test_extreme_weights_and_activations_do_not_saturate(level: str) -> None:
-    """Q8_0 at -128 against activations of one magnitude: the largest pair sums that int16 must hold."""
+    """Q8_0 at -128 against activations of one magnitude: the largest sums that there are."""
     values = np.full((16, 64), -128, np.int8)
     values[1::2] = 127
     blocks = np.zeros((16, 2, 34), np.uint8)

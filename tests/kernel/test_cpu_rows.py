@@ -107,7 +107,7 @@ def test_selected_rows_alone_reach_the_head(level: str) -> None:
         if not wanted:
             continue
         hidden = normed(x[wanted].astype(np.float64) + extra[wanted], np.ones(64), 1e-5)
-        seen = rig.planes_rounded(hidden.astype(np.float32))
+        seen = rig.int16_rounded(hidden.astype(np.float32))
         rig.close_to(got, seen @ meaning.T.astype(np.float64), np.abs(seen) @ np.abs(meaning.T), 3e-5)
     program.close()
 

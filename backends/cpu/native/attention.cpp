@@ -229,7 +229,7 @@ void finish(const hs_step &step, const Query &query, const float *out) {
         }
     }
     if (step.activation) {
-        ActBlock *blocks = reinterpret_cast<ActBlock *>(step.activation) + static_cast<int64_t>(query.row) * (step.width / 32) * PLANES;
+        ActBlock *blocks = reinterpret_cast<ActBlock *>(step.activation) + static_cast<int64_t>(query.row) * (step.width / 32);
         const int from = query.head * step.head_dim / 32;
         quantise_blocks(step.dst + step.dst_stride * query.row, blocks, from, from + step.head_dim / 32);
     }

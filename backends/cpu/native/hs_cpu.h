@@ -55,7 +55,7 @@ enum {
     HS_STEP_ROPE_TABLE = 1, /* table[r] = cos then sin of position * frequency, [pairs] each */
     HS_STEP_EMBED = 2,      /* dst[r] = scale * parts[0].matrix[token] */
     HS_STEP_NORM = 3,       /* src += add; dst = rms_norm(src) * weight */
-    HS_STEP_QUANTISE = 4,   /* activation = int8 of src */
+    HS_STEP_QUANTISE = 4,   /* activation = int16 of src */
     HS_STEP_LINEAR = 5,     /* all parts, from activation (packed types) or src (float types) */
     HS_STEP_ROPE_STORE = 6, /* rotate q and k in place, store k and v */
     HS_STEP_ATTENTION = 7,
@@ -92,7 +92,7 @@ typedef struct hs_step {
     const float *weight;       /* norm weight */
     const double *frequencies; /* of the rope table, [pairs] */
     float *table;              /* rope table [rows, 2 * pairs] */
-    uint8_t *activation; /* where the int8 of dst (or of src) goes, or comes from; null: not wanted */
+    uint8_t *activation; /* where the int16 of dst (or of src) goes, or comes from; null: not wanted */
     const hs_part *parts;
     uint8_t *k_pool; /* this layer's K: [pages][kv_heads][head_dim][16] */
     uint8_t *v_pool; /* this layer's V: [pages][kv_heads][16][head_dim] */
@@ -141,7 +141,7 @@ void hs_team_destroy(hs_team *team);
 
 /* Bytes of a matrix in the R16 layout, 0 where the type or the shape is not supported. */
 size_t hs_packed_bytes(int32_t type, int32_t rows, int32_t cols);
-/* Bytes of one row of int8 activations of `cols` columns. */
+/* Bytes of one row of quantised activations of `cols` columns. */
 size_t hs_activation_bytes(int32_t cols);
 /* Floats of attention scratch for one program. */
 size_t hs_partial_floats(int32_t threads, int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t lane_pages);

@@ -71,22 +71,15 @@ constexpr size_t group_bytes(int type, int cols) {
     return group_block_bytes(type) * static_cast<size_t>(cols / block_cols(type));
 }
 
-// Activations are kept in two planes of int8: x ≈ d * (q + q' / 254), where the second plane holds what the first one
-// rounded away. One plane alone (seven bits and a sign) moves the logits of a small model by tenths, enough to turn
-// answers; two are as good as floats, and the weights, which cost more, are read and unpacked once for both.
-constexpr int PLANES = 2;
-constexpr float PLANE_STEP = 254.0f;   // the first plane leaves at most half a unit, which is 127 of these
-
-// One plane of 32 columns; the planes of the same columns lie side by side. `half_sums` holds the sums of the plane's q
-// over columns 0..15 (low int16) and 16..31 (high int16). The first plane also has what belongs to both: `d`, and
-// `s` = sum of the activations, which pays for offsets and minima.
+// Activations of 32 columns as int16: x ≈ d * q, the largest magnitude maps to 32767. Each four columns lie in the order
+// 0, 2, 1, 3, because the bytes of a lane are split into pairs by taking every other one. `s` = d * sum(q) pays for
+// offsets and minima; `half_s` are its parts for columns 0..15 and 16..31.
 struct ActBlock {
-    int8_t q[32];
+    int16_t q[32];
     float d;
     float s;
-    int32_t half_sums;
-    int32_t reserved;
+    float half_s[2];
 };
-static_assert(sizeof(ActBlock) == 48, "activation blocks are packed");
+static_assert(sizeof(ActBlock) == 80, "activation blocks are packed");
 
 }  // namespace hs

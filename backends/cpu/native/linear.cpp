@@ -5,10 +5,9 @@
 // each N, and the integer ones are exact, so a row's bits depend neither on N nor on what else is in the batch; the
 // columns of a row are never split among threads.
 //
-//     acc = 0;  for each sub-block:  t = fma(1/254, float(Σ q_w q'_a), float(Σ q_w q_a))
-//                                    acc = fma(d_w * d_a, t, acc);  acc = fma(m_w, s_a, acc)          y = acc + bias
+//     acc = 0;  for each sub-block:  acc = fma(d_w * d_a, float(Σ q_w q_a), acc);  acc = fma(m_w, s_a, acc);  y = acc + bias
 //
-// where a weight is d_w * q_w + m_w and q, q' are the two planes of the activations (layout.h). An offset (Q4_0's -8) is a minimum m_w = -8 d_w.
+// where a weight is d_w * q_w + m_w. An offset (Q4_0's -8) is a minimum m_w = -8 d_w.
 //
 // A chunk is a run of groups. All batch rows pass over it before the next one, so its weights come from memory once;
 // decode is bound by exactly that, and `prefetch` keeps the loads PREFETCH bytes ahead of the arithmetic.
@@ -26,83 +25,87 @@ struct Scales {
     vf d, m;
 };
 
-// Adds the products of four weight vectors of nibbles (with a fifth bit from `high` where BITS is 5) to dot[0..N).
-template <int BITS, int N>
-HS_INLINE void nibble_dots(const uint8_t *w, vi high, const ActBlock *const (&a)[N], vi (&dot)[N]) {
-    constexpr int STEP = cadence<BITS> / 2;
-    const vi mask = set1i(0x0f0f0f0f), fifth = set1i(0x10101010);
-    HS_UNROLL
-    for (int part = 0; part < 4; part += STEP) {
-        dots sums[N];
-        HS_UNROLL
-        for (int n = 0; n < N; n++) sums[n] = dots_zero();
-        HS_UNROLL
-        for (int i = part; i < part + STEP; i++) {
-            prefetch(w + 64 * i + PREFETCH);
-            const vi v = load_bytes(w + 64 * i);
-            vi low = and_v(v, mask), top = and_v(shr<4>(v), mask);
-            if (BITS == 5) {
-                low = or_v(low, and_v(shl_by(high, 4 - i), fifth));
-                top = or_v(top, and_v(shr_by(high, i), fifth));
-            }
-            HS_UNROLL
-            for (int n = 0; n < N; n++) sums[n] = dots_add(sums[n], low, a[n]->q + 4 * i);
-            HS_UNROLL
-            for (int n = 0; n < N; n++) sums[n] = dots_add(sums[n], top, a[n]->q + 16 + 4 * i);
-        }
-        HS_UNROLL
-        for (int n = 0; n < N; n++) dot[n] = part == 0 ? dots_sum(sums[n]) : add(dot[n], dots_sum(sums[n]));
-    }
-}
+template <int N> using Columns = const ActBlock *const (&)[N];   // one activation block of each batch row
+template <int N> using Dots = vi (&)[N];
 
 HS_INLINE vf half_row(const uint8_t *p) { return load_f16(reinterpret_cast<const uint16_t *>(p)); }
 
+// Bytes c0 c1 c2 c3 of every lane as two pairs of int16: c0 c2 and c1 c3.
+HS_INLINE vi even_bytes(vi x) { return and_v(x, set1i(0x00ff00ff)); }
+HS_INLINE vi odd_bytes(vi x) { return shr16<8>(x); }
+
+template <int N> HS_INLINE void add_quad(vi even, vi odd, int quad, Columns<N> a, Dots<N> dot) {
+    HS_UNROLL
+    for (int n = 0; n < N; n++) dot[n] = add_pairs(dot[n], even, a[n]->q + 4 * quad);
+    HS_UNROLL
+    for (int n = 0; n < N; n++) dot[n] = add_pairs(dot[n], odd, a[n]->q + 4 * quad + 2);
+}
+
+// Adds the products of four weight vectors of nibbles (with a fifth bit from `high` where BITS is 5).
+template <int BITS, int N> HS_INLINE void add_nibbles(const uint8_t *w, vi high, Columns<N> a, Dots<N> dot) {
+    const vi nibbles = set1i(0x0f0f0f0f), pairs = set1i(0x000f000f), fifth = set1i(0x10101010);
+    HS_UNROLL
+    for (int i = 0; i < 4; i++) {
+        prefetch(w + 64 * i + PREFETCH);
+        const vi v = load_bytes(w + 64 * i);
+        if (BITS == 4) {
+            add_quad<N>(and_v(v, pairs), and_v(shr16<8>(v), pairs), i, a, dot);
+            add_quad<N>(and_v(shr16<4>(v), pairs), shr16<12>(v), i + 4, a, dot);
+        } else {
+            const vi low = or_v(and_v(v, nibbles), and_v(shl_by(high, 4 - i), fifth));
+            const vi top = or_v(and_v(shr16<4>(v), nibbles), and_v(shr_by(high, i), fifth));
+            add_quad<N>(even_bytes(low), odd_bytes(low), i, a, dot);
+            add_quad<N>(even_bytes(top), odd_bytes(top), i + 4, a, dot);
+        }
+    }
+}
+
+// A format says how many sub-blocks a block has, whether they come in halves of 16 columns with scales of their own, and
+// gives scales and dot products of each. `half` is 0 where there are none.
+
 // Q4_0, Q4_1, Q5_0, Q5_1.
 template <int BITS, bool MIN> struct Simple {
-    static constexpr int SUBS = 1;
+    static constexpr int SUBS = 1, HALVES = 1;
     static constexpr bool OFFSET = true;
     static constexpr int HIGH_AT = MIN ? 64 : 32;
     static constexpr int LOW_AT = HIGH_AT + (BITS == 5 ? 64 : 0);
     static constexpr size_t BYTES = LOW_AT + 256;
     const uint8_t *w;
     HS_INLINE Simple open(const uint8_t *w) { return {w}; }
-    __attribute__((always_inline)) Scales scales(int) const {
+    HS_MEMBER Scales scales(int, int) const {
         prefetch(w + PREFETCH);
         const vf d = half_row(w);
         return {d, MIN ? half_row(w + 32) : mul(d, set1(BITS == 4 ? -8.0f : -16.0f))};
     }
-    template <int N> __attribute__((always_inline)) void dots_of(int, const ActBlock *const (&a)[N], vi (&dot)[N]) const {
-        nibble_dots<BITS, N>(w + LOW_AT, BITS == 5 ? load_bytes(w + HIGH_AT) : vi{}, a, dot);
+    template <int N> HS_MEMBER void add_dots(int, int, Columns<N> a, Dots<N> dot) const {
+        add_nibbles<BITS, N>(w + LOW_AT, BITS == 5 ? load_bytes(w + HIGH_AT) : vi{}, a, dot);
     }
 };
 
 struct Q8 {
-    static constexpr int SUBS = 1;
-    static constexpr bool OFFSET = Q8_OFFSET;
+    static constexpr int SUBS = 1, HALVES = 1;
+    static constexpr bool OFFSET = false;
     static constexpr size_t BYTES = 544;
     const uint8_t *w;
     HS_INLINE Q8 open(const uint8_t *w) { return {w}; }
-    __attribute__((always_inline)) Scales scales(int) const {
+    HS_MEMBER Scales scales(int, int) const {
         prefetch(w + PREFETCH);
         const vf d = half_row(w);
-        return {d, OFFSET ? mul(d, set1(-128.0f)) : d};
+        return {d, d};
     }
-    template <int N> __attribute__((always_inline)) void dots_of(int, const ActBlock *const (&a)[N], vi (&dot)[N]) const {
-        HS_UNROLL
-        for (int n = 0; n < N; n++) dot[n] = set1i(0);
+    template <int N> HS_MEMBER void add_dots(int, int, Columns<N> a, Dots<N> dot) const {
         HS_UNROLL
         for (int i = 0; i < 8; i++) {
             prefetch(w + 32 + 64 * i + PREFETCH);
             const vi v = load_bytes(w + 32 + 64 * i);
-            HS_UNROLL
-            for (int n = 0; n < N; n++) dot[n] = dots8_add(dot[n], v, a[n]->q + 4 * i);
+            add_quad<N>(sar16<8>(shl16<8>(v)), sar16<8>(v), i, a, dot);
         }
     }
 };
 
 // Q4_K, Q5_K. The 12 packed scale bytes become four word vectors: scales 0-3, 4-7, minima 0-3, 4-7.
 template <int BITS> struct KScaled {
-    static constexpr int SUBS = 8;
+    static constexpr int SUBS = 8, HALVES = 1;
     static constexpr bool OFFSET = true;
     static constexpr int SUB_BYTES = BITS == 5 ? 320 : 256;
     static constexpr size_t BYTES = 256 + 8 * SUB_BYTES;
@@ -119,23 +122,23 @@ template <int BITS> struct KScaled {
                 {and_v(u0, six), or_v(and_v(u2, four), and_v(shr<2>(u0), top))},
                 {and_v(u1, six), or_v(and_v(shr<4>(u2), four), and_v(shr<2>(u1), top))}};
     }
-    __attribute__((always_inline)) Scales scales(int s) const {
+    HS_MEMBER Scales scales(int s, int) const {
         const vi byte = set1i(0xff);
         const int shift = 8 * (s & 3);
         const vi sc = s < 4 ? scale[0] : scale[1], mn = s < 4 ? min[0] : min[1];
         return {mul(d, to_float(and_v(shr_by(sc, shift), byte))), mul(dmin, to_float(and_v(shr_by(mn, shift), byte)))};
     }
-    template <int N> __attribute__((always_inline)) void dots_of(int s, const ActBlock *const (&a)[N], vi (&dot)[N]) const {
+    template <int N> HS_MEMBER void add_dots(int s, int, Columns<N> a, Dots<N> dot) const {
         const uint8_t *sub_block = w + 256 + SUB_BYTES * s;
-        nibble_dots<BITS, N>(sub_block + (BITS == 5 ? 64 : 0), BITS == 5 ? load_bytes(sub_block) : vi{}, a, dot);
+        if (BITS == 5) prefetch(sub_block + 256 + PREFETCH);
+        add_nibbles<BITS, N>(sub_block + (BITS == 5 ? 64 : 0), BITS == 5 ? load_bytes(sub_block) : vi{}, a, dot);
     }
 };
 
-// Q6_K. Scales are integers per 16 columns: they multiply the integer sums of each half, and the offset of -32 is paid
-// with the half sums of the activations, all exact in int32.
+// Q6_K: a scale for each 16 columns; the offset of -32 is a minimum.
 struct Q6K {
-    static constexpr int SUBS = 8;
-    static constexpr bool OFFSET = false;
+    static constexpr int SUBS = 8, HALVES = 2;
+    static constexpr bool OFFSET = true;
     static constexpr size_t BYTES = 3360;
     const uint8_t *w;
     vf d;
@@ -143,45 +146,24 @@ struct Q6K {
         for (int i = 0; i < 5; i++) prefetch(w + 64 * i + PREFETCH);
         return {w, half_row(w)};
     }
-    __attribute__((always_inline)) Scales scales(int) const { return {d, d}; }
-
-    template <int HALF, int N>
-    HS_INLINE void half_dots(const uint8_t *sub_block, vi factor, const ActBlock *const (&a)[N], vi (&dot)[N]) {
-        constexpr int STEP = cadence<6>;
-        const vi mask = set1i(0x0f0f0f0f), fifth = set1i(0x30303030);
-        const vi high = load_bytes(sub_block + 256 + 64 * HALF);
-        HS_UNROLL
-        for (int part = 0; part < 4; part += STEP) {
-            dots sums[N];
-            HS_UNROLL
-            for (int n = 0; n < N; n++) sums[n] = dots_zero();
-            HS_UNROLL
-            for (int i = part; i < part + STEP; i++) {
-                if (HALF == 0) prefetch(sub_block + 64 * i + PREFETCH);
-                const vi v = load_bytes(sub_block + 64 * i);
-                const vi bits = i < 2 ? shl_by(high, 4 - 2 * i) : shr_by(high, 2 * i - 4);
-                const vi q = or_v(and_v(HALF ? shr<4>(v) : v, mask), and_v(bits, fifth));
-                HS_UNROLL
-                for (int n = 0; n < N; n++) sums[n] = dots_add(sums[n], q, a[n]->q + 16 * HALF + 4 * i);
-            }
-            HS_UNROLL
-            for (int n = 0; n < N; n++) dot[n] = add(dot[n], dots_scaled(sums[n], factor));
-        }
-    }
-
-    template <int N> __attribute__((always_inline)) void dots_of(int s, const ActBlock *const (&a)[N], vi (&dot)[N]) const {
-        const uint8_t *sub_block = w + 288 + 384 * s;
-        prefetch(sub_block + 256 + PREFETCH);
-        prefetch(sub_block + 320 + PREFETCH);
+    HS_MEMBER Scales scales(int s, int half) const {
         const vi words = load_bytes(w + 32 + 64 * (s / 2));
-        const int odd = s & 1;
-        const vi first = sar<24>(shl_by(words, 24 - 16 * odd)), second = sar<24>(shl_by(words, 16 - 16 * odd));
-        // -32 * (scale0 * sum0 + scale1 * sum1): both factors as int16 pairs, 32 * 128 still fits.
-        const vi pairs = or_v(and_v(shl<5>(first), set1i(0xffff)), shl<21>(second));
+        const vf scale = mul(d, to_float(sar<24>(shl_by(words, 24 - 16 * (s & 1) - 8 * half))));
+        return {scale, mul(scale, set1(-32.0f))};
+    }
+    template <int N> HS_MEMBER void add_dots(int s, int half, Columns<N> a, Dots<N> dot) const {
+        const uint8_t *sub_block = w + 288 + 384 * s;
+        const vi nibbles = set1i(0x0f0f0f0f), top = set1i(0x30303030);
+        const vi high = load_bytes(sub_block + 256 + 64 * half);
+        prefetch(sub_block + 256 + 64 * half + PREFETCH);
         HS_UNROLL
-        for (int n = 0; n < N; n++) dot[n] = sub(set1i(0), pair_dot(pairs, a[n]->half_sums));
-        half_dots<0, N>(sub_block, lane_factor(first), a, dot);
-        half_dots<1, N>(sub_block, lane_factor(second), a, dot);
+        for (int i = 0; i < 4; i++) {
+            if (half == 0) prefetch(sub_block + 64 * i + PREFETCH);
+            const vi v = load_bytes(sub_block + 64 * i);
+            const vi bits = i < 2 ? shl_by(high, 4 - 2 * i) : shr_by(high, 2 * i - 4);
+            const vi q = or_v(and_v(half ? shr16<4>(v) : v, nibbles), and_v(bits, top));
+            add_quad<N>(even_bytes(q), odd_bytes(q), 4 * half + i, a, dot);
+        }
     }
 };
 
@@ -194,40 +176,39 @@ struct Rows {
 
 HS_INLINE void finish(vf acc, const float *bias, float *out) { store(out, bias ? add(acc, load(bias)) : acc); }
 
-// ROWS batch rows, whose PLANES planes are so many columns of integer products.
-template <class Format, int ROWS>
+// N batch rows, 16 weight rows, all columns.
+template <class Format, int N>
 void tile(const uint8_t *w, int cols, const Rows &rows, int first_row, const float *bias, float *out, int64_t stride) {
-    constexpr int N = PLANES * ROWS;
-    vf acc[ROWS];
+    vf acc[N];
     const ActBlock *a[N];
     HS_UNROLL
-    for (int r = 0; r < ROWS; r++) {
-        acc[r] = set1(0.0f);
-        const ActBlock *row =
-            reinterpret_cast<const ActBlock *>(rows.activation + rows.activation_stride * static_cast<size_t>(first_row + r));
-        HS_UNROLL
-        for (int p = 0; p < PLANES; p++) a[PLANES * r + p] = row + p;
+    for (int n = 0; n < N; n++) {
+        acc[n] = set1(0.0f);
+        a[n] = reinterpret_cast<const ActBlock *>(rows.activation + rows.activation_stride * static_cast<size_t>(first_row + n));
     }
-    const vf second = set1(1.0f / PLANE_STEP);
     for (int b = cols / (32 * Format::SUBS); b > 0; b--, w += Format::BYTES) {
         const Format format = Format::open(w);
         for (int s = 0; s < Format::SUBS; s++) {
-            vi dot[N];
-            format.template dots_of<N>(s, a, dot);
-            const Scales scales = format.scales(s);
             HS_UNROLL
-            for (int r = 0; r < ROWS; r++) {
-                const ActBlock *const first = a[PLANES * r];
-                const vf sum = fma(second, to_float(dot[PLANES * r + 1]), to_float(dot[PLANES * r]));
-                acc[r] = fma(mul(scales.d, set1(first->d)), sum, acc[r]);
-                if (Format::OFFSET) acc[r] = fma(scales.m, set1(first->s), acc[r]);
+            for (int half = 0; half < Format::HALVES; half++) {
+                vi dot[N];
+                HS_UNROLL
+                for (int n = 0; n < N; n++) dot[n] = set1i(0);
+                format.template add_dots<N>(s, half, a, dot);
+                const Scales scales = format.scales(s, half);
+                HS_UNROLL
+                for (int n = 0; n < N; n++) {
+                    acc[n] = fma(mul(scales.d, set1(a[n]->d)), to_float(dot[n]), acc[n]);
+                    const float sum = Format::HALVES == 1 ? a[n]->s : a[n]->half_s[half];
+                    if (Format::OFFSET) acc[n] = fma(scales.m, set1(sum), acc[n]);
+                }
             }
             HS_UNROLL
-            for (int n = 0; n < N; n++) a[n] += PLANES;
+            for (int n = 0; n < N; n++) a[n]++;
         }
     }
     HS_UNROLL
-    for (int r = 0; r < ROWS; r++) finish(acc[r], bias, out + stride * r);
+    for (int n = 0; n < N; n++) finish(acc[n], bias, out + stride * n);
 }
 
 struct AsF32 {
@@ -275,18 +256,15 @@ void float_tile(const uint8_t *w, int cols, const Rows &rows, int first_row, con
 
 using TileFunction = void (*)(const uint8_t *, int, const Rows &, int, const float *, float *, int64_t);
 
-// Tile functions of a type by batch rows, largest first; `wide` covers four groups of one batch row (float types). A
-// packed tile of MAX_TILE columns of products holds MAX_TILE / PLANES rows.
+// Tile functions of a type by batch rows, largest first; `wide` covers four groups of one batch row (float types).
 struct Tiles {
-    TileFunction by_12, by_8, by_6, by_4, by_2, by_1, wide;
+    TileFunction by_12, by_8, by_4, by_2, by_1, wide;
 };
 
 template <class Format> constexpr Tiles packed_tiles() {
-    constexpr int MOST = MAX_TILE / PLANES;
-    return {nullptr,
-            nullptr,
-            MOST >= 6 ? &tile<Format, MOST >= 6 ? 6 : 1> : nullptr,
-            MOST >= 4 ? &tile<Format, MOST >= 4 ? 4 : 1> : nullptr,
+    return {MAX_TILE >= 12 ? &tile<Format, MAX_TILE >= 12 ? 12 : 1> : nullptr,
+            MAX_TILE >= 8 ? &tile<Format, MAX_TILE >= 8 ? 8 : 1> : nullptr,
+            &tile<Format, 4>,
             &tile<Format, 2>,
             &tile<Format, 1>,
             nullptr};
@@ -294,7 +272,6 @@ template <class Format> constexpr Tiles packed_tiles() {
 template <class Elem> constexpr Tiles float_tiles() {
     return {MAX_TILE >= 12 ? &float_tile<Elem, MAX_TILE >= 12 ? 12 : 1, 1> : nullptr,
             MAX_TILE >= 8 ? &float_tile<Elem, MAX_TILE >= 8 ? 8 : 1, 1> : nullptr,
-            nullptr,
             &float_tile<Elem, 4, 1>,
             &float_tile<Elem, 2, 1>,
             &float_tile<Elem, 1, 1>,
@@ -328,8 +305,7 @@ void run_groups(const hs_part &part, const Rows &rows, int row_count, int first,
         int size = 1, wide = 1;
         if (left >= 12 && tiles.by_12) function = tiles.by_12, size = 12;
         else if (left >= 8 && tiles.by_8) function = tiles.by_8, size = 8;
-        else if (left >= 6 && tiles.by_6) function = tiles.by_6, size = 6;
-        else if (left >= 4 && tiles.by_4) function = tiles.by_4, size = 4;
+        else if (left >= 4) function = tiles.by_4, size = 4;
         else if (left >= 2) function = tiles.by_2, size = 2;
         for (int group = first; group < last; group += wide) {
             wide = size == 1 && tiles.wide && last - group >= 4 ? 4 : 1;
@@ -368,7 +344,7 @@ int linear_chunks(const Run &run, const hs_step &step) {
 }
 
 void linear_chunk(const Run &run, const hs_step &step, int chunk) {
-    const Rows inputs{step.activation, static_cast<size_t>(step.width / 32) * PLANES * sizeof(ActBlock), step.src, step.src_stride};
+    const Rows inputs{step.activation, static_cast<size_t>(step.width / 32) * sizeof(ActBlock), step.src, step.src_stride};
     const int total = total_groups(step), length = groups_of_chunk(run, step, total);
     const int first = chunk * length, last = first + length < total ? first + length : total;
     int base = 0;

@@ -213,7 +213,7 @@ HS_API size_t hs_packed_bytes(int32_t type, int32_t rows, int32_t cols) {
     return hs::group_bytes(type, cols) * static_cast<size_t>(hs::groups_of(rows));
 }
 
-HS_API size_t hs_activation_bytes(int32_t cols) { return static_cast<size_t>(cols / 32) * hs::PLANES * sizeof(hs::ActBlock); }
+HS_API size_t hs_activation_bytes(int32_t cols) { return static_cast<size_t>(cols / 32) * sizeof(hs::ActBlock); }
 
 HS_API size_t hs_partial_floats(int32_t threads, int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t lane_pages) {
     return hs::partial_floats(threads, heads, kv_heads, head_dim, lane_pages);

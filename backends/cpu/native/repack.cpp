@@ -62,7 +62,7 @@ void pack_simple(int type, const uint8_t *src, uint8_t *dst, int row) {
 
 void pack_q8_0(const uint8_t *src, uint8_t *dst, int row) {
     put_half(dst, row, src);
-    for (int i = 0; i < 8; i++) put_word(dst + 32 + 64 * i, row, word_at(src + 2 + 4 * i) ^ (0x01010101u * Q8_FLIP));
+    for (int i = 0; i < 8; i++) put_word(dst + 32 + 64 * i, row, word_at(src + 2 + 4 * i));
 }
 
 // Q4_K and Q5_K keep the nibbles of two sub-blocks in one byte; here each sub-block gets its own 16 bytes.
@@ -139,7 +139,7 @@ void unpack_simple(int type, const uint8_t *block, int row, float *out) {
 void unpack_q8_0(const uint8_t *block, int row, float *out) {
     const float d = half_at(block + 2 * row);
     for (int e = 0; e < 32; e++)
-        out[e] = d * static_cast<float>(static_cast<int8_t>(block[32 + 64 * (e / 4) + 4 * row + e % 4] ^ Q8_FLIP));
+        out[e] = d * static_cast<float>(static_cast<int8_t>(block[32 + 64 * (e / 4) + 4 * row + e % 4]));
 }
 
 void unpack_k(int type, const uint8_t *block, int row, float *out) {

@@ -13,7 +13,7 @@ namespace {
 constexpr int COLUMN_RUN = 512;   // columns of one item where a row is cut: a multiple of the quantisation block
 
 ActBlock *activation_row(const hs_step &step, int row) {
-    return reinterpret_cast<ActBlock *>(step.activation + static_cast<size_t>(step.width / 32) * PLANES * sizeof(ActBlock) * static_cast<size_t>(row));
+    return reinterpret_cast<ActBlock *>(step.activation + static_cast<size_t>(step.width / 32) * sizeof(ActBlock) * static_cast<size_t>(row));
 }
 
 void norm_row(const hs_step &step, int row) {

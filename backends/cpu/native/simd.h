@@ -5,12 +5,10 @@
 // to whatever the machine has (baseline: SSE2, NEON, anything). Lane i is row i of a group of 16 rows in linear kernels,
 // and slot i of a page in attention.
 //
-// Integer dot products. A lane holds four unsigned bytes of a weight row, and the four activations of the same columns
-// are broadcast. With VNNI that is one instruction into int32. Without it the exact way is bytes -> int16 pairs -> int32,
-// where int16 holds only so many products; so a kernel declares the bits of its weights and finishes its int16 sums every
-// `cadence<BITS>` steps:
-//     4 bits: 2 * 15 * 127 * 8 = 30480     5 bits: 2 * 31 * 127 * 4 = 31496     6 bits: 2 * 63 * 127 * 2 = 32004
-// Nothing saturates at any level, every integer result is exact, and so results of all tile shapes agree bit for bit.
+// Integer dot products. A lane holds two int16 weights of a row; the int16 activations of the same two columns are
+// broadcast; products and their sum are int32. Nothing saturates: |w| <= 255, |a| <= 32767, and 32 columns stay below
+// 2^28. So every integer result is exact, and results of all tile shapes agree bit for bit. (Bytes times bytes would be
+// one instruction with VNNI, but int8 activations are too coarse: docs/decisions/0005.)
 //
 // Floats. `fma` is fused where the level has it and is not where it has not (baseline); within a level it is always the
 // same, and the build forbids the compiler to fuse or reorder by itself (-ffp-contract=off, no fast-math).
@@ -20,6 +18,7 @@
 #include <cstring>
 
 #define HS_INLINE static inline __attribute__((always_inline))
+#define HS_MEMBER __attribute__((always_inline)) inline
 #if defined(HS_KEEP_LOOPS) // a test build that must compile fast and need not run fast
 #define HS_UNROLL
 #elif defined(__clang__)
@@ -51,6 +50,10 @@ namespace hs {
 HS_INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, 3); }
 
 // Sum and maximum of the lanes, in one fixed order at every level: halves, quarters, eighths, pairs.
+#ifdef HS_HAVE_YMM
+HS_INLINE float lane_sum(vf x) { return ymm_sum(lower(x), upper(x)); }
+HS_INLINE float lane_max(vf x) { return ymm_max(lower(x), upper(x)); }
+#else
 HS_INLINE float lane_sum(vf x) {
     alignas(64) float t[16];
     store(t, x);
@@ -66,6 +69,7 @@ HS_INLINE float lane_max(vf x) {
         for (int i = 0; i < step; i++) t[i] = t[i] > t[i + step] ? t[i] : t[i + step];
     return t[0];
 }
+#endif
 
 // e^x to 2e-7 relative: x = n ln2 + r, |r| <= ln2 / 2, a polynomial in r, and n added to the exponent.
 // Below -87.3 the result is 0, above 88.3 it stays at e^88.3. Coefficients: Cephes expf.

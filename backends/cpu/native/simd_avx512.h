@@ -10,6 +10,8 @@
 #include <immintrin.h>
 #endif
 
+#include "simd_ymm.h"
+
 namespace hs {
 
 struct vf {
@@ -18,15 +20,8 @@ struct vf {
 struct vi {
     __m512i v;
 };
-constexpr int MAX_TILE = 12;     // batch rows of the largest linear tile: 24 accumulators and their operands in 32 registers
+constexpr int MAX_TILE = 12;     // batch rows of the largest linear tile: 24 sums and their operands in 32 registers
 constexpr int MAX_QUERIES = 8;   // queries of one attention tile
-#ifdef HS_LEVEL_IS_AVX512VNNI
-constexpr uint8_t Q8_FLIP = 0x80;   // Q8_0 bytes are kept as q + 128: vpdpbusd wants them unsigned
-constexpr bool Q8_OFFSET = true;
-#else
-constexpr uint8_t Q8_FLIP = 0;
-constexpr bool Q8_OFFSET = false;
-#endif
 
 HS_INLINE vf set1(float x) { return {_mm512_set1_ps(x)}; }
 HS_INLINE vf load(const float *p) { return {_mm512_loadu_ps(p)}; }
@@ -53,6 +48,10 @@ template <int K> HS_INLINE vi shr(vi x) { return {_mm512_srli_epi32(x.v, K)}; }
 HS_INLINE vi shl_by(vi x, int k) { return {_mm512_sll_epi32(x.v, _mm_cvtsi32_si128(k))}; }
 HS_INLINE vi shr_by(vi x, int k) { return {_mm512_srl_epi32(x.v, _mm_cvtsi32_si128(k))}; }
 template <int K> HS_INLINE vi sar(vi x) { return {_mm512_srai_epi32(x.v, K)}; }
+// Shifts of the two int16 of a lane.
+template <int K> HS_INLINE vi shl16(vi x) { return {_mm512_slli_epi16(x.v, K)}; }
+template <int K> HS_INLINE vi shr16(vi x) { return {_mm512_srli_epi16(x.v, K)}; }
+template <int K> HS_INLINE vi sar16(vi x) { return {_mm512_srai_epi16(x.v, K)}; }
 HS_INLINE vf to_float(vi x) { return {_mm512_cvtepi32_ps(x.v)}; }
 HS_INLINE vi round_to_int(vf x) { return {_mm512_cvtps_epi32(x.v)}; }
 HS_INLINE vf as_float(vi x) { return {_mm512_castsi512_ps(x.v)}; }
@@ -78,52 +77,19 @@ HS_INLINE vf load_bf16(const uint16_t *p) {
     const __m512i w = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(w, 16))};
 }
-// Low byte of each lane to 16 consecutive bytes.
-HS_INLINE void store_low_bytes(int8_t *p, vi x) {
-    _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm512_cvtsepi32_epi8(x.v));
-}
+HS_INLINE __m256 lower(vf x) { return _mm512_castps512_ps256(x.v); }
+HS_INLINE __m256 upper(vf x) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x.v), 1)); }
+// Sixteen activations as int16, in quads of [0, 2, 1, 3].
+HS_INLINE void store_pairs(int16_t *p, vi x) { store_quads(p, _mm512_cvtsepi32_epi16(x.v)); }
 
-// ---- integer dot products
-
-HS_INLINE __m512i broadcast4(const int8_t *a) { return _mm512_set1_epi32(load_i32(a)); }
-// Two int16 per lane times two int16 broadcast, summed.
-HS_INLINE vi pair_dot(vi w, int32_t pair) { return {_mm512_madd_epi16(w.v, _mm512_set1_epi32(pair))}; }
-
+// sum + the two int16 of each lane times the two at `a`.
+HS_INLINE vi add_pairs(vi sum, vi w, const int16_t *a) {
+    const __m512i x = _mm512_set1_epi32(load_i32(a));
 #ifdef HS_LEVEL_IS_AVX512VNNI
-
-template <int BITS> constexpr int cadence = BITS == 6 ? 4 : 8;   // int32 sums need no finishing; 6-bit scales change every 4
-using dots = vi;
-
-HS_INLINE dots dots_zero() { return {_mm512_setzero_si512()}; }
-HS_INLINE dots dots_add(dots s, vi w, const int8_t *a) { return {_mm512_dpbusd_epi32(s.v, w.v, broadcast4(a))}; }
-HS_INLINE vi dots_sum(dots s) { return s; }
-// A small integer factor per lane, in the form that dots_scaled wants.
-HS_INLINE vi lane_factor(vi x) { return x; }
-HS_INLINE vi dots_scaled(dots s, vi factor) { return {_mm512_mullo_epi32(s.v, factor.v)}; }
-HS_INLINE vi dots8_add(vi s, vi w, const int8_t *a) { return {_mm512_dpbusd_epi32(s.v, w.v, broadcast4(a))}; }
-
+    return {_mm512_dpwssd_epi32(sum.v, w.v, x)};
 #else
-
-template <int BITS> constexpr int cadence = BITS == 4 ? 8 : BITS == 5 ? 4 : 2;
-using dots = vi;   // 32 int16 partial sums
-
-HS_INLINE dots dots_zero() { return {_mm512_setzero_si512()}; }
-HS_INLINE dots dots_add(dots s, vi w, const int8_t *a) {
-    return {_mm512_add_epi16(s.v, _mm512_maddubs_epi16(w.v, broadcast4(a)))};
-}
-HS_INLINE vi dots_sum(dots s) { return {_mm512_madd_epi16(s.v, _mm512_set1_epi16(1))}; }
-HS_INLINE vi lane_factor(vi x) {
-    return {_mm512_or_si512(_mm512_and_si512(x.v, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32(x.v, 16))};
-}
-HS_INLINE vi dots_scaled(dots s, vi factor) { return {_mm512_madd_epi16(s.v, factor.v)}; }
-// Q8_0: four signed bytes per lane. |w| times sign(w) * a keeps the pair sums below 2 * 128 * 127 = 32512.
-HS_INLINE vi dots8_add(vi s, vi w, const int8_t *a) {
-    const __m512i x = broadcast4(a);
-    const __m512i signed_a = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w.v), _mm512_setzero_si512(), x);
-    const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(w.v), signed_a);
-    return {_mm512_add_epi32(s.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
-}
-
+    return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(w.v, x))};
 #endif
+}
 
 }  // namespace hs

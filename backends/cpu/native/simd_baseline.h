@@ -1,7 +1,11 @@
-// Level baseline: compiler vectors of 64 bytes, lowered to SSE2, NEON or whatever there is. No intrinsics.
+// Level baseline: compiler vectors of 64 bytes, lowered to SSE2, NEON or whatever there is. One intrinsic, for
+// the product that the compiler does not find by itself.
 #pragma once
 
 #include <cmath>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 namespace hs {
 
@@ -9,6 +13,7 @@ typedef float f32x16 __attribute__((vector_size(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef int16_t i16x32 __attribute__((vector_size(64)));
+typedef uint16_t u16x32 __attribute__((vector_size(64)));
 typedef uint16_t u16x16 __attribute__((vector_size(32)));
 
 struct vf {
@@ -19,8 +24,6 @@ struct vi {
 };
 constexpr int MAX_TILE = 4;
 constexpr int MAX_QUERIES = 4;
-constexpr uint8_t Q8_FLIP = 0x80;   // Q8_0 bytes are kept as q + 128, so that one unsigned dot serves every type
-constexpr bool Q8_OFFSET = true;
 
 HS_INLINE vf set1(float x) { return {f32x16{} + x}; }
 HS_INLINE vf load(const float *p) {
@@ -52,6 +55,10 @@ HS_INLINE vi shr_by(vi x, int k) { return {reinterpret_cast<i32x16>(reinterpret_
 template <int K> HS_INLINE vi shl(vi x) { return shl_by(x, K); }
 template <int K> HS_INLINE vi shr(vi x) { return shr_by(x, K); }
 template <int K> HS_INLINE vi sar(vi x) { return {x.v >> K}; }
+// Shifts of the two int16 of a lane.
+template <int K> HS_INLINE vi shl16(vi x) { return {reinterpret_cast<i32x16>(reinterpret_cast<u16x32>(x.v) << K)}; }
+template <int K> HS_INLINE vi shr16(vi x) { return {reinterpret_cast<i32x16>(reinterpret_cast<u16x32>(x.v) >> K)}; }
+template <int K> HS_INLINE vi sar16(vi x) { return {reinterpret_cast<i32x16>(reinterpret_cast<i16x32>(x.v) >> K)}; }
 HS_INLINE vf to_float(vi x) { return {__builtin_convertvector(x.v, f32x16)}; }
 HS_INLINE vf as_float(vi x) { return {reinterpret_cast<f32x16>(x.v)}; }
 HS_INLINE vf abs_v(vf x) { return {reinterpret_cast<f32x16>(reinterpret_cast<i32x16>(x.v) & 0x7fffffff)}; }
@@ -107,45 +114,32 @@ HS_INLINE uint16_t half_of(float x) {
 HS_INLINE void store_f16(uint16_t *p, vf x) {
     for (int i = 0; i < 16; i++) p[i] = half_of(x.v[i]);
 }
-// Low byte of each lane to 16 consecutive bytes.
-HS_INLINE void store_low_bytes(int8_t *p, vi x) {
-    typedef int8_t i8x16 __attribute__((vector_size(16)));
-    const i8x16 bytes = __builtin_convertvector(x.v, i8x16);
-    std::memcpy(p, &bytes, 16);
+// Sixteen activations as int16, in quads of [0, 2, 1, 3], the order in which weights are split into pairs.
+HS_INLINE void store_pairs(int16_t *p, vi x) {
+    for (int q = 0; q < 16; q += 4) {
+        p[q] = static_cast<int16_t>(x.v[q]);
+        p[q + 1] = static_cast<int16_t>(x.v[q + 2]);
+        p[q + 2] = static_cast<int16_t>(x.v[q + 1]);
+        p[q + 3] = static_cast<int16_t>(x.v[q + 3]);
+    }
 }
 
-// ---- integer dot products
-
-HS_INLINE int32_t pair_of(int32_t low, int32_t high) {
-    return static_cast<int32_t>((static_cast<uint32_t>(low) & 0xffffu) | (static_cast<uint32_t>(high) << 16));
-}
-// Both int16 of a lane, sign-extended and added.
-HS_INLINE i32x16 halves_sum(i16x32 x) {
-    const u32x16 u = reinterpret_cast<u32x16>(x);
-    return (reinterpret_cast<i32x16>(u << 16) >> 16) + (reinterpret_cast<i32x16>(u) >> 16);
-}
-
-template <int BITS> constexpr int cadence = BITS == 6 ? 4 : 8;   // int32 sums need no finishing; 6-bit scales change every 4
-using dots = vi;
-
-HS_INLINE dots dots_zero() { return {i32x16{}}; }
-// Even and odd bytes as int16: 255 * 127 still fits the low half of a product.
-HS_INLINE dots dots_add(dots s, vi w, const int8_t *a) {
-    const i16x32 bytes = reinterpret_cast<i16x32>(w.v);
-    const i16x32 even = bytes & static_cast<int16_t>(0x00ff);
-    const i16x32 odd = reinterpret_cast<i16x32>(reinterpret_cast<u32x16>(w.v) >> 8) & static_cast<int16_t>(0x00ff);
-    const i16x32 x = reinterpret_cast<i16x32>(i32x16{} + pair_of(a[0], a[2]));
-    const i16x32 y = reinterpret_cast<i16x32>(i32x16{} + pair_of(a[1], a[3]));
-    return {s.v + halves_sum(even * x) + halves_sum(odd * y)};
-}
-HS_INLINE vi dots_sum(dots s) { return s; }
-HS_INLINE vi lane_factor(vi x) { return x; }
-HS_INLINE vi dots_scaled(dots s, vi factor) { return {s.v * factor.v}; }
-HS_INLINE vi dots8_add(vi s, vi w, const int8_t *a) { return dots_add(s, w, a); }
-// Two int16 per lane times two int16 broadcast, summed.
-HS_INLINE vi pair_dot(vi w, int32_t pair) {
-    const i32x16 low = (reinterpret_cast<i32x16>(reinterpret_cast<u32x16>(w.v) << 16)) >> 16, high = w.v >> 16;
-    return {low * static_cast<int16_t>(pair & 0xffff) + high * (pair >> 16)};
+// sum + the two int16 of each lane times the two at `a`.
+HS_INLINE vi add_pairs(vi sum, vi w, const int16_t *a) {
+#if defined(__SSE2__)
+    struct Quarters {
+        __m128i at[4];
+    } x, r;
+    std::memcpy(&x, &w.v, 64);
+    const __m128i both = _mm_set1_epi32(load_i32(a));
+    for (int i = 0; i < 4; i++) r.at[i] = _mm_madd_epi16(x.at[i], both);
+    vi products;
+    std::memcpy(&products.v, &r, 64);
+    return {sum.v + products.v};
+#else
+    const i32x16 low = reinterpret_cast<i32x16>(reinterpret_cast<u32x16>(w.v) << 16) >> 16, high = w.v >> 16;
+    return {sum.v + low * static_cast<int32_t>(a[0]) + high * static_cast<int32_t>(a[1])};
+#endif
 }
 
 }  // namespace hs

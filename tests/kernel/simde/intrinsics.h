@@ -71,11 +71,12 @@ inline simde__m512i widen(simde__m256i x) {
     for (int i = 0; i < 16; i++) to.at[i] = from.at[i];
     return cast<simde__m512i>(to);
 }
-inline simde__m128i narrow(simde__m512i x) {
+inline simde__m256i narrow(simde__m512i x) {
     const auto from = cast<Lanes<int32_t>>(x);
-    Lanes<int8_t> to;
-    for (int i = 0; i < 16; i++) to.at[i] = static_cast<int8_t>(from.at[i] < -128 ? -128 : from.at[i] > 127 ? 127 : from.at[i]);
-    return cast<simde__m128i>(to);
+    Lanes<int16_t> to;
+    for (int i = 0; i < 16; i++)
+        to.at[i] = static_cast<int16_t>(from.at[i] < -32768 ? -32768 : from.at[i] > 32767 ? 32767 : from.at[i]);
+    return cast<simde__m256i>(to);
 }
 
 }  // namespace simde_extra
@@ -90,11 +91,11 @@ inline simde__m128i narrow(simde__m512i x) {
 #undef _mm512_cvtph_ps
 #undef _mm512_cvtps_ph
 #undef _mm512_cvtepu16_epi32
-#undef _mm512_cvtsepi32_epi8
+#undef _mm512_cvtsepi32_epi16
 #define _mm512_srai_epi32(x, count) simde_extra::shift_right_arithmetic(x, count)
 #define _mm512_cvtepi32_ps(x) simde_extra::to_float(x)
 #define _mm512_cvtps_epi32(x) simde_extra::round_to_int(x)
 #define _mm512_cvtph_ps(x) simde_extra::from_half(x)
 #define _mm512_cvtps_ph(x, rounding) simde_extra::to_half(x)
 #define _mm512_cvtepu16_epi32(x) simde_extra::widen(x)
-#define _mm512_cvtsepi32_epi8(x) simde_extra::narrow(x)
+#define _mm512_cvtsepi32_epi16(x) simde_extra::narrow(x)
