@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from homeserve.checkpoint import Checkpoint
     from homeserve.engine.engine import Engine
     from homeserve.engine.request import EngineLimits
-    from homeserve.fleet import Fleet
+    from homeserve.fleet import Fleet, Loss
     from homeserve.models.config import ModelConfig
     from homeserve.server.application import HttpServer
     from homeserve.text.templates import TemplateHost
@@ -343,7 +343,10 @@ class App:
 
     def _open_record(self, listener: socket.socket, url: str) -> None:
         port = listener.getsockname()[1]
-        self._record = Record(runtime_dir(self._environ), port, url, self.settings.model or "")
+        settings = self.settings
+        self._record = Record(
+            runtime_dir(self._environ), port, url, settings.model or "", drain_timeout_s=settings.drain_timeout_s
+        )
         self._stack.callback(self._record.remove)
         self._write_record("loading")
 
@@ -410,11 +413,11 @@ class Relay:
         if self._engine is not None:
             self._engine.on_results(seq, results)
 
-    def on_lost(self, rank: int, why: str, oom: bool) -> None:
+    def on_lost(self, loss: Loss) -> None:
         if self._engine is not None:
-            self._engine.on_lost(rank, why, oom)
+            self._engine.on_lost(loss)
         else:
-            log.error("worker lost before the model was loaded", extra={"rank": rank, "why": why, "oom": oom})
+            log.error("worker lost before the model was loaded", extra={"rank": loss.rank, "why": loss.why})
 
 
 # ------------------------------------------------------------------------------------------------------------ the port

@@ -16,12 +16,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+CANCEL_LIMIT_S = 10.0
+"""How long a start that was interrupted may take to let go."""
+TEARDOWN_LIMIT_S = 30.0
+"""How long the teardown may take after the drain, before the process leaves anyway."""
+
+_MARGIN_S = 5.0
 _RECORD_LIMIT_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class Instance:
-    """One running server. `started` is Unix time; `birth` the start time of the process as the system counts it."""
+    """One running server. `started` is Unix time; `birth` the start time of the process as the system counts it;
+    `drain_timeout_s` how long it lets open requests end."""
 
     pid: int
     port: int
@@ -30,18 +37,25 @@ class Instance:
     state: str
     started: float
     birth: float
+    drain_timeout_s: float
+
+    @property
+    def patience_s(self) -> float:
+        """When it has ended by itself for certain: only one that hangs is still there."""
+        return self.drain_timeout_s + CANCEL_LIMIT_S + TEARDOWN_LIMIT_S + _MARGIN_S
 
     def as_json(self) -> dict[str, object]:
-        return {name: value for name, value in asdict(self).items() if name != "birth"}
+        """What `ps` prints."""
+        return {name: value for name, value in asdict(self).items() if name not in ("birth", "drain_timeout_s")}
 
 
 class Record:
     """The own record of this process: written at each change of state, removed at the end."""
 
-    def __init__(self, folder: Path, port: int, url: str, model: str) -> None:
+    def __init__(self, folder: Path, port: int, url: str, model: str, drain_timeout_s: float) -> None:
         pid = os.getpid()
         self._path = folder / f"{pid}.json"
-        self._facts = {"pid": pid, "port": port, "url": url, "model": model}
+        self._facts = {"pid": pid, "port": port, "url": url, "model": model, "drain_timeout_s": drain_timeout_s}
         self._facts |= {"started": round(time.time(), 3), "birth": process_birth(pid) or 0.0}
 
     def write(self, state: str, model: str | None = None) -> None:
@@ -138,6 +152,7 @@ def _read(path: Path) -> Instance | None:
             state=str(facts["state"]),
             started=float(facts["started"]),
             birth=float(facts["birth"]),
+            drain_timeout_s=float(facts["drain_timeout_s"]),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

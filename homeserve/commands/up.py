@@ -18,6 +18,7 @@ from homeserve import log as log_setup
 from homeserve import settings as table
 from homeserve.commands.report import report
 from homeserve.errors import HomeserveError, WorkerError
+from homeserve.instances import CANCEL_LIMIT_S, TEARDOWN_LIMIT_S
 
 if TYPE_CHECKING:
     import argparse
@@ -28,10 +29,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 INTERRUPTED = 130
-CANCEL_LIMIT_S = 10.0
-"""How long a start that was interrupted may take to let go."""
-TEARDOWN_LIMIT_S = 30.0
-"""How long the teardown may take after the drain, before the process leaves anyway."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -22,9 +22,20 @@ from homeserve.commands.announce import Announcer, curl
 from homeserve.commands.progress import ProgressLines
 from homeserve.commands.pull import describe
 from homeserve.errors import SettingError
-from homeserve.instances import Instance, Record, is_alive, process_birth, running, stop, write_atomically
+from homeserve.instances import (
+    CANCEL_LIMIT_S,
+    TEARDOWN_LIMIT_S,
+    Instance,
+    Record,
+    is_alive,
+    process_birth,
+    running,
+    stop,
+    write_atomically,
+)
 from homeserve.server.context import LoadProgress, ModelInfo
 from homeserve.settings import Settings
+from homeserve.wire import segments
 
 
 @pytest.fixture(autouse=True)
@@ -131,11 +142,12 @@ def test_help_imports_nothing_heavy() -> None:
 
 def instance(pid: int = 1, port: int = 8000, **more: object) -> Instance:
     fields = {"url": f"http://127.0.0.1:{port}", "model": "m", "state": "ready", "started": 100.0, "birth": 1.0}
+    fields["drain_timeout_s"] = 30.0
     return Instance(pid=pid, port=port, **(fields | more))  # type: ignore[arg-type]
 
 
 def test_a_record_lives_as_long_as_its_process(tmp_path: Path) -> None:
-    record = Record(tmp_path / "run", 8000, "http://127.0.0.1:8000", "")
+    record = Record(tmp_path / "run", 8000, "http://127.0.0.1:8000", "", 30.0)
     record.write("loading")
     assert [(i.state, i.model, i.pid) for i in running(tmp_path / "run")] == [("loading", "", os.getpid())]
     record.write("ready", "m")
@@ -180,7 +192,7 @@ def test_stop_of_a_process_that_is_gone_is_done() -> None:
 def test_ps_lists_and_prints_json(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["ps"]) == 0
     assert "no server runs" in capsys.readouterr().out
-    Record(home / ".cache/homeserve/run", 8123, "http://127.0.0.1:8123", "m").write("ready")
+    Record(home / ".cache/homeserve/run", 8123, "http://127.0.0.1:8123", "m", 30.0).write("ready")
     assert cli.main(["ps", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert set(found) == {"pid", "port", "url", "model", "state", "started"}
@@ -192,6 +204,36 @@ def test_ps_lists_and_prints_json(home: Path, capsys: pytest.CaptureFixture[str]
 
 def test_ps_durations() -> None:
     assert [ps.duration(s) for s in (5, 90, 7200, 200000)] == ["5s", "2m", "2h", "2d"]
+
+
+def test_down_lets_a_server_drain_as_long_as_it_was_told_to(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(down, "stop", lambda instance, *, patience_s: waited.append(patience_s) or True)
+    Record(home / ".cache/homeserve/run", 8123, "http://127.0.0.1:8123", "m", 600.0).write("draining")
+    assert cli.main(["down"]) == 0
+    assert cli.main(["down", "--wait-s", "7"]) == 0
+    assert waited == [600.0 + CANCEL_LIMIT_S + TEARDOWN_LIMIT_S + 5.0, 7.0]
+
+
+def test_down_says_that_it_killed_and_removes_what_the_server_left(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
+    folder = home / ".cache/homeserve/run"
+    with subprocess.Popen([sys.executable, "-S", "-c", deaf], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        start = segments.start_time(process.pid)
+        memory = segments.folder() / f"homeserve-{process.pid}-{start}-0123abcd-plans"
+        memory.touch(mode=0o600)
+        birth = process_birth(process.pid)
+        folder.mkdir(parents=True)
+        facts = {**instance(process.pid, 8123).as_json(), "birth": birth, "drain_timeout_s": 30.0}
+        (folder / f"{process.pid}.json").write_text(json.dumps(facts))
+        code = cli.main(["down", "--wait-s", "0"])
+    out, err = capsys.readouterr()
+    assert (code, out) == (3, "") and f"(pid {process.pid}) did not end in 0 s: killed" in err
+    assert process.returncode == -signal.SIGKILL
+    assert not memory.exists() and list(folder.iterdir()) == []
 
 
 def test_down_says_which_ports_where_it_is_not_clear() -> None:
