@@ -5,7 +5,7 @@
 What is decided here, once, so that the native walk decides nothing:
 - *Buffers.* Equal names share memory; a row is padded to 16 floats, and padding stays zero.
 - *Scope.* After `SelectRows` an op works on the rows whose logits are wanted.
-- *Quantisation.* A `Linear` with packed weights needs its input as int8. The op before it quantises its own output
+- *Quantisation.* A `Linear` with packed weights needs its input as int16. The op before it quantises its own output
   while it is in cache, where it can (`Norm`, `GatedActivation`, `Attention`); otherwise a step of its own does.
 - *Rope tables.* Sines and cosines of a plan's positions are computed once per distinct `Rope`, not once per layer.
 """
@@ -339,7 +339,7 @@ class Recorder:
         return self._plan.workspace.address(self._plan.activation)
 
     def _activation_for(self, index: int, out: Buffer, unit: int) -> int | None:
-        """Where op `index` should put the int8 of its output: only if the next op is a packed Linear that reads it.
+        """Where op `index` should put the int16 of its output: only if the next op is a packed Linear that reads it.
 
         `unit` is the width that one work item of the op completes: it must be a whole number of activation blocks.
         """
