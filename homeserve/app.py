@@ -257,7 +257,7 @@ class App:
             await fleet.load(spec, self._progress)
 
         async def build() -> Tokenizer:
-            return await asyncio.to_thread(_build_tokenizer, facts.checkpoint)
+            return await asyncio.to_thread(_build_tokenizer, facts.checkpoint, cache_dir(self.settings, self._environ))
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -586,7 +586,9 @@ def _read_model(path: str, settings: Settings) -> ModelFacts:
     except HomeserveError:
         opened.close()
         raise
-    info = ModelInfo(shape.name, path, opened.arch, opened.quant_label, config.context, int(time.time()))
+    info = ModelInfo(
+        shape.name, path, opened.arch, opened.quant_label, config.context, config.vocab, int(time.time())
+    )
     return ModelFacts(opened, config, info, shape)
 
 
@@ -608,10 +610,10 @@ async def _cancel(task: asyncio.Task[None]) -> None:
     await asyncio.wait({task})
 
 
-def _build_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+def _build_tokenizer(checkpoint: Checkpoint, cache: Path) -> Tokenizer:
     from homeserve.text.tokenizer import Tokenizer
 
-    return Tokenizer.from_checkpoint(checkpoint)
+    return Tokenizer.from_checkpoint(checkpoint, cache_dir=cache)
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

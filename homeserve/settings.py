@@ -246,7 +246,8 @@ class Settings:
     cache_dir: str | None = _option(
         None,
         "path",
-        "folder for fetched models (default: $XDG_CACHE_HOME/homeserve or ~/.cache/homeserve)",
+        "folder for the default model and built tokenizers (default: $XDG_CACHE_HOME/homeserve or ~/.cache/homeserve);"
+        " hf: models are in the hub's own (HF_HOME)",
         _OUT,
         metavar="DIR",
         env="HOMESERVE_CACHE",
@@ -380,8 +381,14 @@ def environment() -> Mapping[str, str]:
 
 
 def cache_dir(settings: Settings, environ: Mapping[str, str]) -> Path:
-    if settings.cache_dir:
-        return Path(settings.cache_dir)
+    """The folder of what is fetched and of tokenizers that are slow to build. Not created here."""
+    return Path(settings.cache_dir) if settings.cache_dir else default_cache_dir(environ)
+
+
+def default_cache_dir(environ: Mapping[str, str]) -> Path:
+    """The cache folder where no flag and no file names one: HOMESERVE_CACHE, else XDG_CACHE_HOME, else ~/.cache."""
+    if named := environ.get("HOMESERVE_CACHE"):
+        return Path(os.path.expanduser(named))
     return Path(environ.get("XDG_CACHE_HOME") or os.path.join(_home(environ), ".cache")) / "homeserve"
 
 
@@ -390,8 +397,7 @@ def runtime_dir(environ: Mapping[str, str]) -> Path:
     runtime = environ.get("XDG_RUNTIME_DIR")
     if runtime and os.path.isdir(runtime):
         return Path(runtime) / "homeserve"
-    cache = environ.get("XDG_CACHE_HOME") or os.path.join(_home(environ), ".cache")
-    return Path(environ.get("HOMESERVE_CACHE") or os.path.join(cache, "homeserve")) / "run"
+    return default_cache_dir(environ) / "run"
 
 
 def read_api_keys(path: str | None) -> frozenset[str]:

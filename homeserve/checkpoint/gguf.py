@@ -84,16 +84,19 @@ class Array(Sequence[Scalar]):
     def values(self) -> tuple[Scalar, ...]:
         """All elements as Python values."""
         if self._values is None:
-            self._values = self._strings() if self._kind == _STRING else self._numbers()
+            self._values = self._first(self._count)
         return self._values
 
-    def _numbers(self) -> tuple[Scalar, ...]:
-        return struct.unpack(f"<{self._count}{_NUMBERS[self._kind]}", self._raw)
+    def _first(self, count: int) -> tuple[Scalar, ...]:
+        return self._strings(count) if self._kind == _STRING else self._numbers(count)
 
-    def _strings(self) -> tuple[str, ...]:
+    def _numbers(self, count: int) -> tuple[Scalar, ...]:
+        return struct.unpack_from(f"<{count}{_NUMBERS[self._kind]}", self._raw)
+
+    def _strings(self, count: int) -> tuple[str, ...]:
         raw, at, unpack = self._raw, 0, _U64.unpack_from
         strings = []
-        for _ in range(self._count):
+        for _ in range(count):
             start = at + 8
             at = start + unpack(raw, at)[0]
             strings.append(raw[start:at].decode("utf-8", "replace"))
@@ -114,14 +117,14 @@ class Array(Sequence[Scalar]):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Sequence) and not isinstance(other, (str, bytes)):
-            return self.values() == tuple(other)
+            return len(other) == self._count and self.values() == tuple(other)
         return NotImplemented
 
     def __hash__(self) -> int:
         return hash((self._kind, self._raw))
 
     def __repr__(self) -> str:
-        shown = ", ".join(repr(value) for value in self.values()[:4])
+        shown = ", ".join(repr(value) for value in self._first(min(4, self._count)))
         return f"Array([{shown}{', …' if self._count > 4 else ''}], len={self._count})"
 
 

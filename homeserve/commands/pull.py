@@ -26,7 +26,7 @@ _PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="what to fetch (default: the default model)")
-    parser.add_argument("--cache-dir", metavar="DIR", help="folder for fetched models")
+    parser.add_argument("--cache-dir", metavar="DIR", help="folder for the default model (hf: models: HF_HOME)")
     parser.add_argument(
         "--json", action="store_true", help="print {path, bytes, sha256}; sha256 is null for several files"
     )

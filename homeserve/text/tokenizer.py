@@ -15,11 +15,11 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Protocol
 
 from tokenizers import Tokenizer as Library
 
-from homeserve.checkpoint import names
 from homeserve.checkpoint.view import TokenizerSource
 from homeserve.errors import CheckpointError, InvalidField
 from homeserve.text import token_cache
@@ -84,8 +84,10 @@ class Tokenizer:
         self.end_ids = end_ids(named_end_ids, marked)
 
     @classmethod
-    def from_checkpoint(cls, checkpoint: HasTokenizer) -> Tokenizer:
+    def from_checkpoint(cls, checkpoint: HasTokenizer, *, cache_dir: Path | None = None) -> Tokenizer:
         """Build from a GGUF's metadata or a folder's tokenizer.json. Takes 0.1 s and more: call it off the loop.
+
+        What is slow to build is kept below `cache_dir`; without one it is built each time.
 
         Raises CheckpointError: no tokenizer, an unknown kind or pre-tokenizer (named), or damaged data.
         """
@@ -95,7 +97,7 @@ class Tokenizer:
         if "tokenizer.ggml.model" not in source.metadata:
             fix = "add the model's tokenizer.json, or use a GGUF of it"
             raise CheckpointError(checkpoint.path, "tokenizer", "there is none in this model", fix=fix)
-        return _from_vocabulary(read_vocabulary(checkpoint.path, source.metadata), source.digest)
+        return _from_vocabulary(read_vocabulary(checkpoint.path, source.metadata), source.digest, cache_dir)
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of `text`. Surrogates that stand alone are read as U+FFFD.
@@ -155,9 +157,9 @@ class Tokenizer:
             return self._literal
 
 
-def _from_vocabulary(vocabulary: Vocabulary, digest: str) -> Tokenizer:
+def _from_vocabulary(vocabulary: Vocabulary, digest: str, cache_dir: Path | None) -> Tokenizer:
     return Tokenizer(
-        _cached(vocabulary, digest),
+        _cached(vocabulary, digest, cache_dir),
         vocabulary.tokens,
         special=_of_type(vocabulary, TokenType.CONTROL, TokenType.UNKNOWN),
         always=_of_type(vocabulary, TokenType.USER_DEFINED),
@@ -171,10 +173,10 @@ def _from_vocabulary(vocabulary: Vocabulary, digest: str) -> Tokenizer:
     )
 
 
-def _cached(vocabulary: Vocabulary, digest: str) -> Library:
-    if vocabulary.model not in _SLOW_MODELS:
+def _cached(vocabulary: Vocabulary, digest: str, cache_dir: Path | None) -> Library:
+    if cache_dir is None or vocabulary.model not in _SLOW_MODELS:
         return assemble(vocabulary)
-    folder = names.cache_dir() / "tokenizers"
+    folder = cache_dir / "tokenizers"
     library = token_cache.load(folder, digest)
     if library is None:
         library = assemble(vocabulary)

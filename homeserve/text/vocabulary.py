@@ -15,6 +15,10 @@ _log = logging.getLogger("homeserve.text")
 
 MODELS = ("gpt2", "llama", "gemma4")
 
+TOKENS_MAX = 1 << 22
+"""Eight times the largest vocabularies that are in use, and what ids of 32 bits and a row of logits can bear."""
+MERGES_MAX = 1 << 23
+
 
 class TokenType(IntEnum):
     """`tokenizer.ggml.token_type`."""
@@ -62,12 +66,12 @@ def read_vocabulary(path: str, metadata: Mapping[str, object]) -> Vocabulary:
     if model not in MODELS:
         known = f"supported: {', '.join(MODELS)}"
         raise keys.error("tokenizer.ggml.model", f"the tokenizer model {model!r} is not supported; {known}")
-    tokens = keys.strings("tokenizer.ggml.tokens")
+    tokens = keys.strings("tokenizer.ggml.tokens", TOKENS_MAX)
     if not tokens:
         raise keys.error("tokenizer.ggml.tokens", "is missing or empty")
     types = keys.integers("tokenizer.ggml.token_type", len(tokens)) or (TokenType.NORMAL,) * len(tokens)
     scores = keys.numbers("tokenizer.ggml.scores", len(tokens)) or (0.0,) * len(tokens)
-    merges = keys.strings("tokenizer.ggml.merges")
+    merges = keys.strings("tokenizer.ggml.merges", MERGES_MAX)
     if model != "llama" and not merges and len(tokens) > 512:
         raise keys.error("tokenizer.ggml.merges", "is missing")
     pre = _pre_tokenizer(keys, model)
@@ -110,7 +114,10 @@ def _pre_tokenizer(keys: _Keys, model: str) -> PreTokenizer:
 
 
 class _Keys:
-    """Typed access to metadata; every complaint names the key."""
+    """Typed access to metadata; every complaint names the key.
+
+    A list is a lazy `Array` of the file, and cheap until it is decoded: its length is judged before that.
+    """
 
     def __init__(self, path: str, metadata: Mapping[str, object]) -> None:
         self.path = path
@@ -147,8 +154,11 @@ class _Keys:
         ids = (self.token(f"tokenizer.ggml.{name}_token_id", count, None) for name in names)
         return frozenset(token for token in ids if token is not None)
 
-    def strings(self, key: str) -> tuple[str, ...]:
-        values = self._sequence(key)
+    def strings(self, key: str, most: int) -> tuple[str, ...]:
+        lazy = self._sequence(key)
+        if len(lazy) > most:
+            raise self.error(key, f"has {len(lazy)} entries; {most} are the limit")
+        values = tuple(lazy)
         if set(map(type, values)) - {str}:
             raise self.error(key, "is not a list of texts")
         return cast(tuple[str, ...], values)
@@ -162,15 +172,16 @@ class _Keys:
         return cast(tuple[int, ...], self._of_types(key, count, {int}, "whole numbers"))
 
     def _of_types(self, key: str, count: int, types: set[type], words: str) -> tuple[object, ...]:
-        values = self._sequence(key)
-        if values and len(values) != count:
-            raise self.error(key, f"has {len(values)} entries for {count} tokens")
+        lazy = self._sequence(key)
+        if len(lazy) not in (0, count):
+            raise self.error(key, f"has {len(lazy)} entries for {count} tokens")
+        values = tuple(lazy)
         if set(map(type, values)) - types:
             raise self.error(key, f"is not a list of {words}")
         return values
 
-    def _sequence(self, key: str) -> tuple[object, ...]:
+    def _sequence(self, key: str) -> Sequence[object]:
         value = self._metadata.get(key, ())
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise self.error(key, f"is {value!r}, not a list")
-        return tuple(value)
+        return value

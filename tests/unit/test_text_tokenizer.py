@@ -9,12 +9,14 @@ import json
 import logging
 import os
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from homeserve.checkpoint.gguf import Array
 from homeserve.checkpoint.view import TokenizerSource
 from homeserve.errors import CheckpointError, InvalidField
 from homeserve.text import token_cache
@@ -22,6 +24,7 @@ from homeserve.text.endings import end_ids
 from homeserve.text.pretokenizers import PRE_TOKENIZERS
 from homeserve.text.spelling import Spelling
 from homeserve.text.tokenizer import Tokenizer
+from homeserve.text.vocabulary import read_vocabulary
 
 DATA = Path(__file__).parent.parent / "data"
 SLOW = os.environ.get("HOMESERVE_TEST_TIER") == "slow"
@@ -69,13 +72,13 @@ def spm(name: str = "prefixed", **changes: object) -> dict[str, object]:
     return {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
 
 
-def tokenizer(metadata: dict[str, object], digest: str = "0") -> Tokenizer:
-    return Tokenizer.from_checkpoint(Source(metadata, digest=digest))
+def tokenizer(metadata: dict[str, object], digest: str = "0", cache_dir: Path | None = None) -> Tokenizer:
+    return Tokenizer.from_checkpoint(Source(metadata, digest=digest), cache_dir=cache_dir)
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HOMESERVE_CACHE", str(tmp_path / "cache"))
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """Where the tokenizers of the cache `kept.parent` lie."""
     return tmp_path / "cache" / "tokenizers"
 
 
@@ -381,26 +384,75 @@ def test_damaged_tokenizers_work_or_are_refused(tmp_path: Path, round: int) -> N
 # -------------------------------------------------------------------------------------------------------------- cache
 
 
-def test_slow_vocabularies_are_kept_and_damage_is_rebuilt(own_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    first = tokenizer(spm(), "abc").encode("hello world")
-    entry = own_cache / "abc.json"
-    assert token_cache.load(own_cache, "abc") is not None
-    assert [file.name for file in own_cache.iterdir()] == ["abc.json"]
+def test_slow_vocabularies_are_kept_and_damage_is_rebuilt(kept: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = tokenizer(spm(), "abc", kept.parent).encode("hello world")
+    entry = kept / "abc.json"
+    assert token_cache.load(kept, "abc") is not None
+    assert [file.name for file in kept.iterdir()] == ["abc.json"]
     whole = entry.read_bytes()
     for damage in (b"", whole[:-1], whole.replace(b"BPE", b"BPX"), b"\xff" * 100):
         entry.write_bytes(damage)
         caplog.clear()
-        assert token_cache.load(own_cache, "abc") is None and "built again" in caplog.text
-        assert tokenizer(spm(), "abc").encode("hello world") == first
+        assert token_cache.load(kept, "abc") is None and "built again" in caplog.text
+        assert tokenizer(spm(), "abc", kept.parent).encode("hello world") == first
         assert entry.read_bytes() == whole
 
 
-def test_a_cache_that_cannot_be_written_costs_only_time(own_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    own_cache.parent.mkdir()
-    own_cache.write_text("in the way")
-    assert tokenizer(spm()).encode("hello") and "cannot be kept" in caplog.text
+def test_a_cache_that_cannot_be_written_costs_only_time(kept: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kept.parent.mkdir()
+    kept.write_text("in the way")
+    assert tokenizer(spm(), cache_dir=kept.parent).encode("hello") and "cannot be kept" in caplog.text
 
 
-def test_byte_level_vocabularies_are_not_cached(own_cache: Path) -> None:
-    tokenizer(byte_level())
-    assert not own_cache.exists()
+def test_byte_level_vocabularies_are_not_cached(kept: Path) -> None:
+    tokenizer(byte_level(), cache_dir=kept.parent)
+    assert not kept.exists()
+
+
+def test_the_cache_folder_is_the_callers_and_no_variable_names_another(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HOMESERVE_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "elsewhere"))
+    tokenizer(spm(), "abc")
+    assert list(tmp_path.iterdir()) == []
+    tokenizer(spm(), "abc", kept.parent)
+    assert (kept / "abc.json").exists() and [path.name for path in tmp_path.iterdir()] == ["cache"]
+
+
+# ------------------------------------------------------------------------------------------------------ hostile lengths
+
+
+class Endless(Sequence[object]):
+    """An array of so many elements that nobody may look at, because each that is decoded takes memory."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: object) -> object:
+        raise AssertionError("the array was decoded before its length was compared")
+
+
+@pytest.mark.parametrize(
+    ("key", "length", "words"),
+    [
+        ("scores", 1 << 29, "has 536870912 entries for"),
+        ("token_type", 1 << 29, "has 536870912 entries for"),
+        ("tokens", 1 << 24, "has 16777216 entries"),
+        ("merges", 1 << 24, "has 16777216 entries"),
+    ],
+)
+def test_a_list_of_a_length_that_cannot_be_is_refused_unread(key: str, length: int, words: str) -> None:
+    with pytest.raises(CheckpointError, match=words) as caught:
+        read_vocabulary("m", spm() | {f"tokenizer.ggml.{key}": Endless(length)})
+    assert key in str(caught.value)
+
+
+def test_an_array_where_a_word_should_be_is_told_by_its_first_elements() -> None:
+    array = Array(4, 1 << 20, bytes(4 << 20))
+    with pytest.raises(CheckpointError, match=r"Array\(\[0, 0, 0, 0, …\], len=1048576\)"):
+        read_vocabulary("m", spm() | {"tokenizer.ggml.model": array})
+    assert array._values is None, "no more than what is shown was decoded"
