@@ -20,21 +20,29 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
+from backends.base import PAGE_LEN
 from homeserve.engine.pages import PageCensus
 from homeserve.engine.request import EngineLimits, FinishReason, GenerateCall, TokenEvent
 from homeserve.engine.scheduler import Draft, Emit, Scheduler
 from homeserve.engine.sequence import Sequence
 from homeserve.engine.stream import TokenStream
 from homeserve.errors import ContextOverflow, Draining, HomeserveError, QueueFull, WorkerLost
+from homeserve.fleet import Loss
 from homeserve.wire.records import LaneRows, NewLane, PlanKind, Result
 
 log = logging.getLogger(__name__)
 
 DEATHS_IN_A_ROW = 6
 """Losses without one plan acknowledged in between, after which the engine gives up."""
+
+OOM_KV_SHARE = 0.5
+"""What is left of the KV pool after its worker was killed for memory."""
+
+OOM_KV_TOKENS_MIN = 512
+"""The pool is not lowered below this: a machine that cannot hold it cannot serve."""
 
 EVENT_COUNT = 64
 SAMPLE_COUNT = 512
@@ -56,7 +64,7 @@ class PlanFleet(Protocol):
         rows: tuple[LaneRows, ...] = (),
     ) -> int: ...
 
-    async def restart(self) -> None: ...
+    async def restart(self, kv_slots: int | None = None) -> None: ...
 
     def shared_memory_names(self) -> list[str]: ...
 
@@ -205,7 +213,9 @@ class Engine:
     # --------------------------------------------------------------------------------------------- fleet listener
 
     def on_results(self, seq: int, results: tuple[Result, ...]) -> None:
-        """Every named rank answered plan `seq`."""
+        """Every named rank answered plan `seq`. Once a life is given up nothing more of it is believed."""
+        if self._state != "ready":
+            return
         began = time.perf_counter()
         self._plans_acked += 1
         census = self._census_flight.pop(seq, None)
@@ -213,19 +223,19 @@ class Engine:
             self._answer_census(census, results)
         refused = next((r for r in results if not r.ok), None)
         if refused is not None:
-            self.on_lost(refused.rank, f"plan {seq} was refused: {refused.reason}", oom=False)
+            self.on_lost(Loss(refused.rank, f"plan {seq} was refused: {refused.reason}", seq=seq))
             return
         self._acked_since_loss = True
         self._deliver(self._scheduler.apply(seq, results[-1].samples))
         self._pump()
         self._step_ms.append(1e3 * (time.perf_counter() - began))
 
-    def on_lost(self, rank: int, why: str, oom: bool) -> None:
+    def on_lost(self, loss: Loss) -> None:
         """A rank is gone or cannot be trusted any more."""
-        if self._state in ("recovering", "failed", "stopped"):
+        if self._state != "ready":
             return
-        log.error("rank %d lost: %s%s", rank, why, " (killed for memory)" if oom else "")
-        self.note("worker_lost", rank=rank, text=why + (" (killed for memory)" if oom else ""))
+        log.error("rank %d lost: %s", loss.rank, loss.why)
+        self.note("worker_lost", rank=loss.rank, seq=loss.seq, text=loss.why, folder=loss.folder)
         self._fruitless_losses = 1 if self._acked_since_loss else self._fruitless_losses + 1
         self._acked_since_loss = False
         self._state = "recovering"
@@ -233,17 +243,30 @@ class Engine:
             self._census_wanted.extend(census.waiters)
         self._census_flight.clear()
         reborn = {s.key for s in self._scheduler.open_sequences() if s.lane >= 0}
-        self._deliver(self._scheduler.lose_fleet())
+        if loss.oom:
+            self._lower_budget()
+        self._deliver(self._scheduler.lose_fleet(self.limits.kv_tokens))
         for key in reborn & self._streams.keys():
             self._streams[key].timings.restarts += 1
         if self._fruitless_losses >= DEATHS_IN_A_ROW:
-            self._give_up(WorkerLost(f"workers died {self._fruitless_losses} times in a row; the last time: {why}"))
+            self._give_up(
+                WorkerLost(f"workers died {self._fruitless_losses} times in a row; the last time: {loss.why}")
+            )
         else:
             self._spawn(self._recover())
 
+    def _lower_budget(self) -> None:
+        """The kernel took the worker for its memory: the same pool would meet the same end."""
+        before = self.limits.kv_tokens
+        least = min(before, OOM_KV_TOKENS_MIN)
+        after = max(least, int(before * OOM_KV_SHARE) // PAGE_LEN * PAGE_LEN)
+        self.limits = replace(self.limits, kv_tokens=after)
+        log.warning("out of memory: the KV pool is lowered from %d to %d tokens", before, after)
+        self.note("budget_lowered", text=f"KV pool {before} -> {after} tokens after an out-of-memory kill")
+
     async def _recover(self) -> None:
         try:
-            await self._fleet.restart()
+            await self._fleet.restart(self.limits.kv_tokens)
         except HomeserveError as error:
             self._give_up(error)
             return
@@ -258,16 +281,26 @@ class Engine:
         self.failure = error
         self._state = "failed"
         self.note("failed", text=error.message)
-        for stream, sequence in list(self._sequences.items()):
-            self._deliver(self._scheduler.end(sequence, FinishReason.ERROR))
-            stream.push(TokenEvent(finish=FinishReason.ERROR, error=error.message))
+        for sequence in list(self._sequences.values()):
+            self._deliver(self._scheduler.end(sequence, FinishReason.ERROR), error.message)
+        for waiter in self._census_wanted:
+            if not waiter.done():
+                waiter.set_exception(error)
+        self._census_wanted.clear()
         self.gave_up.set()
 
     # ----------------------------------------------------------------------------------------------------- reports
 
-    def note(self, kind: str, rank: int | None = None, seq: int | None = None, text: str = "") -> None:
+    def note(
+        self,
+        kind: str,
+        rank: int | None = None,
+        seq: int | None = None,
+        text: str = "",
+        folder: str | None = None,
+    ) -> None:
         """Record an event for `status`."""
-        self._events.append({"at": time.time(), "kind": kind, "rank": rank, "seq": seq, "text": text, "folder": None})
+        self._events.append({"at": time.time(), "kind": kind, "rank": rank, "seq": seq, "text": text, "folder": folder})
 
     def snapshot(self) -> EngineSnapshot:
         scheduler = self._scheduler
@@ -375,7 +408,8 @@ class Engine:
                 stream.usage.cached_tokens = sequence.hit_tokens
                 self._prompt_tokens += sequence.prompt_len
 
-    def _deliver(self, emits: list[Emit]) -> None:
+    def _deliver(self, emits: list[Emit], error: str = "the worker died each time it was computed") -> None:
+        """Hand emits to their streams. `error` is the reason of those that failed."""
         if not emits:
             return
         now = self._clock()
@@ -386,13 +420,13 @@ class Engine:
             if emit.tokens and stream.timings.first_token is None:
                 stream.timings.first_token = now
             self._generated_tokens += len(emit.tokens)
-            error = "its worker died each time it was computed" if emit.finish is FinishReason.ERROR else None
+            reason = error if emit.finish is FinishReason.ERROR else None
             if emit.finish is not None:
                 stream.timings.finished = now
                 self._counts[emit.finish] += 1
                 del self._streams[emit.sequence.key]
                 del self._sequences[stream]
-            stream.push(TokenEvent(emit.tokens, emit.logprobs, emit.prompt_logprobs, emit.finish, error))
+            stream.push(TokenEvent(emit.tokens, emit.logprobs, emit.prompt_logprobs, emit.finish, reason))
         if not self._streams:
             self._quiet.set()
 

@@ -12,8 +12,9 @@ The tree has one node for each page of tokens. Its edge is the page's token ids,
 prefix, and two requests that begin alike walk the same nodes. A sequence locks every node of its path; a locked node's
 ancestors are therefore locked too, unlocked nodes form whole subtrees, and eviction takes leaves first.
 
-A page may enter the tree as soon as the plan that fills it is *issued*: every rank runs plans in order, so whoever is
-given the page in a later plan reads it filled.
+A page may enter the tree as soon as the plan that fills it is drafted: every rank runs plans in order, and within one it
+stores all rows of a layer before any attention of that layer reads (`backends.base`). So whoever is given the page, in
+that plan or a later one, reads it filled.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from backends.base import PAGE_LEN
 class Node:
     """One page of a prefix: `key` is its PAGE_LEN token ids as int32 bytes, `page` where its rows lie."""
 
-    __slots__ = ("children", "key", "locks", "page", "parent", "used")
+    __slots__ = ("children", "key", "locks", "page", "parent", "queued", "used")
 
     def __init__(self, key: bytes, page: int, parent: Node | None) -> None:
         self.key = key
@@ -37,6 +38,8 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.locks = 0
         self.used = 0
+        self.queued = False
+        """It has its one entry in the eviction order."""
 
 
 @dataclass(frozen=True)
@@ -139,17 +142,23 @@ class PagePool:
         return count
 
     def _offer(self, node: Node) -> None:
-        """Enter an unlocked leaf into the eviction order."""
-        if node.locks == 0 and not node.children and node.parent is not None:
+        """Enter an unlocked leaf into the eviction order, once."""
+        if node.locks == 0 and not node.children and node.parent is not None and not node.queued:
+            node.queued = True
             self._leaf_order += 1
             heapq.heappush(self._leaves, (node.used, self._leaf_order, node))
 
     def _evict_one(self) -> None:
-        """Free the least recently used cached leaf. Stale entries (used again, locked, grown, gone) are passed over."""
+        """Free the least recently used cached leaf. An entry that is out of date (its node was used again, locked, or
+        has children now) leaves the order; one that is merely used later goes back to its new place."""
         while True:
             used, _, node = heapq.heappop(self._leaves)
+            node.queued = False
             parent = node.parent
-            if parent is None or node.locks or node.children or used != node.used:
+            if parent is None or node.locks or node.children:
+                continue
+            if used != node.used:
+                self._offer(node)
                 continue
             del parent.children[node.key]
             node.parent = None

@@ -19,15 +19,15 @@ its pages go back once no plan in flight names it, and it waits at the head of t
 tokens. The oldest can always displace the others, so something always finishes.
 
 After a lost worker everything is prefilled again from tokens. Those that were in flight are *suspects*: each is tried
-alone until a plan with it comes back, so that the one that kills workers is found and only it is failed: when it was
-the only one in flight at two deaths in a row.
+alone until it has come past the place where it was at the death. So the one that kills workers is found, and only it is
+failed: when it was the only one in flight at two deaths without coming past that place in between.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from backends.base import PAGE_LEN
 from homeserve.engine.pages import PageCensus, PagePool, page_key, pages_for
@@ -50,6 +50,8 @@ class Draft:
     new: list[NewLane] = field(default_factory=list)
     rows: list[LaneRows] = field(default_factory=list)
     named: list[Sequence] = field(default_factory=list)
+    reach: dict[int, int] = field(default_factory=dict)
+    """Sequence key -> positions computed once this plan is back."""
     new_bytes: int = 0
     logprob_rows: int = 0
 
@@ -190,8 +192,9 @@ class Scheduler:
                 self._apply_sample(sequence, sample, emits)
         for sequence in draft.named:
             sequence.in_flight -= 1
-            sequence.suspect = False
-            sequence.strikes = 0
+            if draft.reach.get(sequence.key, 0) >= sequence.died_at:
+                sequence.suspect = False
+                sequence.strikes = 0
             self._settle(sequence)
         return emits
 
@@ -208,9 +211,19 @@ class Scheduler:
             self._settle(sequence)
         return [Emit(sequence, finish=reason)]
 
-    def lose_fleet(self) -> list[Emit]:
-        """Every worker's state is gone: forget pages and lanes, queue every open sequence again, oldest first."""
-        named = {s.key: s for draft in self._flight.values() for s in draft.named if s.finish is None}
+    def lose_fleet(self, kv_tokens: int | None = None) -> list[Emit]:
+        """Every worker's state is gone: forget pages and lanes, queue every open sequence again, oldest first.
+
+        `kv_tokens` is the size of the next pool, if it is to be another one; what cannot fit it is failed.
+        """
+        if kv_tokens is not None:
+            self.limits = replace(self.limits, kv_tokens=kv_tokens)
+        named: dict[int, Sequence] = {}
+        for draft in self._flight.values():
+            for sequence in draft.named:
+                if sequence.finish is None and sequence.key not in named:
+                    named[sequence.key] = sequence
+                    sequence.died_at = max(sequence.died_at, draft.reach.get(sequence.key, 0))
         alone = len(named) == 1
         emits: list[Emit] = []
         for sequence in named.values():
@@ -228,7 +241,7 @@ class Scheduler:
         for sequence in again:
             sequence.restarts += sequence.state is not SequenceState.WAITING
             self._requeue(sequence)
-            if sequence.strikes >= STRIKES_OUT:
+            if sequence.strikes >= STRIKES_OUT or sequence.target >= self.token_limit:
                 sequence.finish = FinishReason.ERROR
                 sequence.move(SequenceState.DONE)
                 emits.append(Emit(sequence, finish=FinishReason.ERROR))
@@ -243,7 +256,12 @@ class Scheduler:
     # -------------------------------------------------------------------------------------------------- drafting
 
     def _draft_all(self, draft: Draft) -> None:
-        decoding = [s for s in self._running.values() if s.wants_decode]
+        decoding: list[Sequence] = []
+        for sequence in self._running.values():
+            if sequence.wants_decode:
+                decoding.append(sequence)
+            else:
+                sequence.skipped = 0
         if decoding and self._delayed < self.limits.prefill_delay:
             self._draft_prefill(draft)
         if draft.rows:
@@ -263,30 +281,36 @@ class Scheduler:
             return
         if sequence.state is SequenceState.PREFILL:
             self._draft_chunk(draft, sequence, self.limits.chunk)
+        else:
+            self._draft_decode(draft, sequence)
 
     def _draft_decode(self, draft: Draft, sequence: Sequence) -> None:
-        if not sequence.wants_decode or not self._grow(sequence, sequence.issued + 1):
+        if not sequence.wants_decode or sequence.issued >= self.token_limit:
+            return
+        if not self._grow(sequence, sequence.issued + 1):
             return
         pages = self._unsent_pages(sequence)
         draft.rows.append(LaneRows(sequence.lane, sequence.key, sequence.issued, b"", pages, sample=True))
         draft.name(sequence)
         sequence.issued += 1
+        draft.reach[sequence.key] = sequence.issued
         sequence.pending += 1
         sequence.skipped = 0
 
     def _draft_prefill(self, draft: Draft) -> None:
         """Prompt rows: those already begun, oldest first, then new ones. The first gets at least half of the chunk."""
         budget = self.limits.chunk
-        begun = [s for s in self._running.values() if s.state is SequenceState.PREFILL]
+        begun = [s for s in self._running.values() if s.state is SequenceState.PREFILL and not s.held]
         share = budget - budget // 2 if len(begun) + len(self._waiting) > 1 else budget
         for sequence in begun:
             budget -= self._draft_chunk(draft, sequence, min(budget, share))
             share = budget
-        while budget > 0 and self._waiting:
-            sequence = self._waiting[0]
-            if not self._admit(draft, sequence):
+        while budget > 0:
+            # One whose reader stalls may have been preempted to the head of the queue: it holds up nobody there.
+            newcomer = next((s for s in self._waiting if not s.held), None)
+            if newcomer is None or not self._admit(draft, newcomer):
                 break
-            budget -= self._draft_chunk(draft, sequence, min(budget, share))
+            budget -= self._draft_chunk(draft, newcomer, min(budget, share))
             share = budget
 
     def _draft_chunk(self, draft: Draft, sequence: Sequence, budget: int) -> int:
@@ -311,7 +335,7 @@ class Scheduler:
             LaneRows(sequence.lane, sequence.key, start, tokens, pages, last, sequence.call.prompt_logprobs)
         )
         draft.name(sequence)
-        sequence.issued = end
+        draft.reach[sequence.key] = sequence.issued = end
         self._share_pages(sequence)
         if last:
             sequence.pending += 1
@@ -361,9 +385,9 @@ class Scheduler:
     def _count_skips(self, left_out: set[int]) -> None:
         """Count plans in a row that could have carried a sequence's decode row and did not."""
         for sequence in self._running.values():
-            waits = sequence.key in left_out and sequence.state is SequenceState.DECODE
-            sequence.skipped = sequence.skipped + 1 if waits else 0
-            self.longest_skip = max(self.longest_skip, sequence.skipped)
+            if sequence.key in left_out and sequence.state is SequenceState.DECODE:
+                sequence.skipped += 1
+                self.longest_skip = max(self.longest_skip, sequence.skipped)
 
     # ----------------------------------------------------------------------------------------------------- pages
 
@@ -452,7 +476,7 @@ class Scheduler:
         finish: FinishReason | None = None
         if sample.token in sequence.call.end_tokens:
             finish = FinishReason.STOP
-        elif sequence.generated >= sequence.call.max_tokens:
+        elif sequence.generated >= sequence.call.max_tokens or len(sequence.tokens) >= self.token_limit:
             finish = FinishReason.LENGTH
         shown = () if finish is FinishReason.STOP else (sample.token,)
         logprobs = (sample.logprobs,) if sample.logprobs is not None and shown else ()

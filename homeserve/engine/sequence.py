@@ -53,6 +53,7 @@ class Sequence:
     __slots__ = (
         "call",
         "chain",
+        "died_at",
         "finish",
         "held",
         "hit_tokens",
@@ -97,7 +98,10 @@ class Sequence:
         self.held = False
         """Its reader is too slow; no rows until it has caught up."""
         self.suspect = False
-        """It was in flight when a worker died, and has not come through a plan since."""
+        """It was in flight when a worker died, and has not come past that place since."""
+        self.died_at = 0
+        """Positions that it must have computed to be no suspect any more: as far as the oldest plan went that was not
+        acknowledged at the death."""
         self.strikes = 0
         """Deaths in a row at which it was the only one in flight."""
         self.restarts = 0
@@ -129,6 +133,7 @@ class Sequence:
         self.chain = []
         self.table = []
         self.sent_pages = 0
+        self.skipped = 0
         self.in_flight = 0
 
     def move(self, to: SequenceState) -> None:

@@ -2,7 +2,7 @@
 
 The engine never waits for a reader. Tokens that are not read yet gather here and the next `anext` gets all of them as
 one event, so a slow reader costs one event, not one per token. Past `backlog_limit` unread tokens the stream asks the
-engine to hold the sequence, and lets it go on when half of them are read.
+engine to hold the sequence, and to let it go on with the next read.
 """
 
 from __future__ import annotations

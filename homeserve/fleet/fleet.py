@@ -14,12 +14,14 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+import msgspec
+
 from homeserve.errors import SettingError, WorkerLost, WorkerStartError
 from homeserve.fleet.backoff import Backoff
 from homeserve.fleet.capture import Captures
-from homeserve.fleet.life import Life, Loss
+from homeserve.fleet.life import Life
 from homeserve.fleet.rank import RankProcess
-from homeserve.fleet.spec import FleetListener, FleetSpec, LoadProgressCallback, RankStatus
+from homeserve.fleet.spec import FleetListener, FleetSpec, LoadProgressCallback, Loss, RankStatus
 from homeserve.wire.faults import parse
 from homeserve.wire.records import LaneRows, LoadSpec, NewLane, PlanKind, Progress, RankFacts, Result
 from homeserve.wire.refusal import error_of
@@ -82,13 +84,17 @@ class Fleet:
         self._serving_since = self._clock()
         return self._facts
 
-    async def restart(self) -> None:
+    async def restart(self, kv_slots: int | None = None) -> None:
         """End what is left of this life and bring up another with the same load, waiting first if deaths come in a row.
+
+        `kv_slots` changes the size of the KV pool from here on (a worker that was killed for memory).
 
         A life that dies before it serves is followed by another, up to `START_ATTEMPTS`. Raises WorkerLost then, or at
         once what a rank refuses to load for.
         """
         assert self._load is not None, "restart comes after load"
+        if kv_slots is not None:
+            self._load = msgspec.structs.replace(self._load, kv_slots=kv_slots)
         lived_s = 0.0 if self._serving_since is None else self._clock() - self._serving_since
         self._serving_since = None
         served = self._life is not None and self._life.served
@@ -167,7 +173,7 @@ class Fleet:
         if life is self._life and self._serving_since is not None:
             lived_s = self._clock() - self._serving_since
             log.error("worker lost", extra={"rank": loss.rank, "why": loss.why, "lived_s": round(lived_s, 1)})
-            self._listener.on_lost(loss.rank, loss.why, loss.oom)
+            self._listener.on_lost(loss)
 
     def _report_progress(self, progress: Progress) -> None:
         self._progress[progress.rank] = progress

@@ -21,7 +21,6 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -30,7 +29,7 @@ from homeserve.fleet.book import PlanBook
 from homeserve.fleet.capture import Captures
 from homeserve.fleet.oom import oom_kill_count
 from homeserve.fleet.rank import RankProcess
-from homeserve.fleet.spec import FleetSpec
+from homeserve.fleet.spec import FleetSpec, Loss
 from homeserve.wire.records import (
     RECORD_VERSION,
     Hello,
@@ -63,15 +62,6 @@ class LifeState(Enum):
     UP = "up"
     LOST = "lost"
     ENDED = "ended"
-
-
-@dataclass(frozen=True)
-class Loss:
-    """Why a life cannot go on. `rank` -1: it was ended from here."""
-
-    rank: int
-    why: str
-    oom: bool = False
 
 
 class Life:
@@ -317,13 +307,13 @@ class Life:
             self._arm()
         elif self._condemn():
             why = f"gave no sign for {late.silent_s:.1f} s while it owed plan {late.seq} ({late.kind.name.lower()})"
-            self._keep(self._lose_with_evidence(late.rank, why))
+            self._keep(self._lose_with_evidence(late.rank, late.seq, why))
 
-    async def _lose_with_evidence(self, rank: int, why: str) -> None:
+    async def _lose_with_evidence(self, rank: int, seq: int, why: str) -> None:
         assert self._log is not None
         evidence = [other.evidence(self.book.last_seq(other.rank)) for other in self.ranks]
         folder = await self._captures.take(f"rank {rank} {why}", self._log.issued, self._log.recent(), evidence)
-        self._tell(Loss(rank, f"{why}; evidence: {folder}"))
+        self._tell(Loss(rank, f"{why}; evidence: {folder}", False, seq, str(folder)))
 
     # ---------------------------------------------------------------------------------------------------------- end
 

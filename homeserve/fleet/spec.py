@@ -41,6 +41,19 @@ class FleetSpec:
         return max(1.0, math.ceil(self.ranks / (os.cpu_count() or 1)))
 
 
+@dataclass(frozen=True)
+class Loss:
+    """Why a life cannot go on. `rank` -1: it was ended from here."""
+
+    rank: int
+    why: str
+    oom: bool = False
+    seq: int | None = None
+    """The plan that it owed."""
+    folder: str | None = None
+    """Where the evidence of a hang lies."""
+
+
 class FleetListener(Protocol):
     """Who is told. Both are called on the loop."""
 
@@ -48,7 +61,7 @@ class FleetListener(Protocol):
         """All ranks that plan `seq` names have answered, in order of rank. Comes in order of `seq`."""
         ...
 
-    def on_lost(self, rank: int, why: str, oom: bool) -> None:
+    def on_lost(self, loss: Loss) -> None:
         """A loaded fleet is unusable since `rank` died or hung. Comes once; no results follow it until a restart."""
         ...
 

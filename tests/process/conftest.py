@@ -12,7 +12,7 @@ import psutil
 import pytest
 import uvloop
 
-from homeserve.fleet import Fleet, FleetSpec
+from homeserve.fleet import Fleet, FleetSpec, Loss
 from homeserve.wire.records import LaneRows, LoadSpec, NewLane, PlanKind, RankFacts, Result, Sampling, pack_ints
 from homeserve.wire.segments import names
 
@@ -55,8 +55,8 @@ class Driver:
         self.results.append((seq, results))
         self._changed.set()
 
-    def on_lost(self, rank: int, why: str, oom: bool) -> None:
-        self.lost.append((rank, why, oom))
+    def on_lost(self, loss: Loss) -> None:
+        self.lost.append((loss.rank, loss.why, loss.oom))
         self._changed.set()
 
     async def until(self, condition: Callable[[], Any]) -> None:

@@ -322,7 +322,7 @@ from homeserve.wire.records import LoadSpec
 
 class Quiet:
     def on_results(self, seq, results): pass
-    def on_lost(self, rank, why, oom): pass
+    def on_lost(self, loss): pass
 
 async def main():
     spec = FleetSpec(3, "reference", 0, 1, "", 4, 60.0, 4096, 4096, fault=sys.argv[2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from homeserve.engine.engine import DEATHS_IN_A_ROW, Engine, percentiles
 from homeserve.engine.request import EngineLimits, FinishReason, GenerateCall, TokenEvent
 from homeserve.engine.stream import TokenStream
 from homeserve.errors import ContextOverflow, Draining, QueueFull, WorkerStartError
+from homeserve.fleet import Loss
 from homeserve.wire.records import LaneRows, NewLane, PlanKind, PoolCensus, Result, Sample, Sampling
 
 LIMITS = EngineLimits(
@@ -32,6 +34,7 @@ class FakeFleet:
         self.lanes: dict[int, tuple[int, int]] = {}
         self.seq = 0
         self.restarts = 0
+        self.kv_slots: int | None = None
         self.fail_restart = False
 
     def credit(self) -> int:
@@ -72,16 +75,18 @@ class FakeFleet:
         while self.plans:
             self.answer()
 
-    def lose(self) -> None:
+    def lose(self, oom: bool = False) -> None:
         self.plans.clear()
         self.lanes.clear()
-        self.engine.on_lost(0, "killed by the test", False)
+        self.engine.on_lost(Loss(0, "killed by the test", oom))
 
-    async def restart(self) -> None:
+    async def restart(self, kv_slots: int | None = None) -> None:
+        self.kv_slots = kv_slots
         await asyncio.sleep(0)
         if self.fail_restart:
             raise WorkerStartError("no more workers")
         self.restarts += 1
+        self.plans.clear()
         self.seq = 0
 
     def shared_memory_names(self) -> list[str]:
@@ -189,6 +194,38 @@ def test_a_refused_plan_counts_as_a_lost_worker() -> None:
     run(body)
 
 
+def test_what_comes_after_a_refusal_is_not_believed() -> None:
+    async def body() -> None:
+        engine, fleet = make()
+        stream = engine.submit(call(max_tokens=3))
+        first, second = fleet.plans
+        engine.on_results(first[0], (Result(0, first[0], 0, ok=False, reason="cannot"),))
+        engine.on_results(second[0], (Result(0, second[0], 0, samples=(Sample(0, 1, 4, 77),)),))
+        assert engine.snapshot().plans_acked == 1
+        while engine.state != "ready":
+            await asyncio.sleep(0)
+        fleet.answer_all()
+        tokens, _ = await read_all(stream)
+        assert tokens[0] == 103
+
+    run(body)
+
+
+def test_an_out_of_memory_kill_lowers_the_pool() -> None:
+    async def body() -> None:
+        engine, fleet = make()
+        engine.submit(call(max_tokens=30))
+        engine.limits = replace(engine.limits, kv_tokens=4096)
+        fleet.lose(oom=True)
+        while engine.state != "ready":
+            await asyncio.sleep(0)
+        assert fleet.kv_slots == engine.limits.kv_tokens == 2048
+        assert engine.snapshot().capacity_tokens == 2048
+        assert [event["kind"] for event in engine.snapshot().events] == ["worker_lost", "budget_lowered", "recovered"]
+
+    run(body)
+
+
 def test_a_call_during_recovery_waits_for_it() -> None:
     async def body() -> None:
         engine, fleet = make()
@@ -212,6 +249,7 @@ def test_a_fleet_that_cannot_start_ends_everything_and_says_so() -> None:
         await engine.gave_up.wait()
         _, last = await read_all(stream)
         assert last.finish is FinishReason.ERROR
+        assert last.error == "no more workers"
         assert engine.failure is not None
         assert "no more workers" in engine.failure.message
         with pytest.raises(Draining):

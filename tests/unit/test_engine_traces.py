@@ -290,23 +290,75 @@ def test_progress_between_two_deaths_clears_the_suspicion() -> None:
     assert FinishReason.ERROR not in trace.finish.values()
 
 
-def test_only_the_poison_among_many_is_failed() -> None:
-    """A request whose rows kill the worker: everything else in the batch must end right."""
-    trace = Trace(4, losses=False, kv_tokens=4096, running=8, plans_in_flight=2, chunk=64, prefill_delay=0)
-    for _ in range(6):
-        trace.submit()
-    poison = list(trace.calls)[3]
-    for _ in range(400):
+def run_with_poison(trace: Trace, poison: int, position: int) -> int:
+    """Run to the end on a rank that dies whenever `poison` computes `position`; returns how often it died."""
+    deaths = 0
+    for _ in range(600):
         while trace.issue():
             pass
         if not trace.flight:
             break
-        if any(row.request == poison for row in trace.flight[0][1].rows):
+        rows = [row for row in trace.flight[0][1].rows if row.request == poison]
+        if any(row.start <= position < row.start + max(1, len(row.tokens) // 4) for row in rows):
             trace.lose()
+            deaths += 1
         else:
             trace.acknowledge()
     trace.finish_all()
-    assert [k for k, reason in trace.finish.items() if reason is FinishReason.ERROR] == [poison]
+    return deaths
+
+
+@pytest.mark.parametrize("position", [0, 20, 45, 62])
+@pytest.mark.parametrize("chunk", [16, 64])
+def test_only_the_poison_among_many_is_failed(position: int, chunk: int) -> None:
+    """A row that kills the worker, in the first chunk of a prompt, a later one, or while decoding: only its request is
+    failed, after the two deaths at which it was alone, and everything else in the batch ends right."""
+    trace = Trace(4, losses=False, kv_tokens=4096, running=8, plans_in_flight=2, chunk=chunk, prefill_delay=0)
+    for _ in range(5):
+        trace.submit()
+    sequence = trace.scheduler.add(GenerateCall("r", tuple(range(8, 56)), Sampling(), 30, frozenset()))
+    trace.calls[sequence.key], trace.shown[sequence.key] = sequence, []
+    deaths = run_with_poison(trace, sequence.key, position)
+    assert [k for k, reason in trace.finish.items() if reason is FinishReason.ERROR] == [sequence.key]
+    assert deaths <= 3
+
+
+def test_the_eviction_order_does_not_grow_with_use() -> None:
+    """The same prompt for ever, in a pool that never fills."""
+    trace = Trace(1, kv_tokens=4096, running=2, prefix_cache=True, plans_in_flight=1, chunk=64, prefill_delay=0)
+    for _ in range(50):
+        sequence = trace.scheduler.add(GenerateCall("r", tuple(range(10, 60)), Sampling(), 2, frozenset()))
+        trace.calls[sequence.key], trace.shown[sequence.key] = sequence, []
+        trace.finish_all()
+    pool = trace.scheduler._pool
+    assert len(pool._leaves) <= pool.census().cached
+
+
+def test_a_held_sequence_at_the_head_of_the_queue_holds_up_nobody() -> None:
+    trace = Trace(5, losses=False, kv_tokens=1024, running=2, plans_in_flight=1, chunk=64)
+    first, second = (trace.scheduler.add(GenerateCall("r", (1, 2, 3), Sampling(), 3, frozenset())) for _ in range(2))
+    first.held = True
+    draft = trace.scheduler.next_plan()
+    assert draft is not None
+    assert [row.request for row in draft.rows] == [second.key]
+
+
+def test_a_smaller_pool_after_a_loss_fails_what_cannot_fit_and_cuts_what_outgrows_it() -> None:
+    trace = Trace(6, losses=False, kv_tokens=256, running=4, plans_in_flight=1, chunk=64, prefill_delay=0)
+    long, short = (
+        trace.scheduler.add(GenerateCall("r", tuple(range(8, 8 + length)), Sampling(), 100, frozenset()))
+        for length in (100, 20)
+    )
+    for sequence in (long, short):
+        trace.calls[sequence.key], trace.shown[sequence.key] = sequence, []
+    trace.rank = Rank()
+    trace.note(trace.scheduler.lose_fleet(64))
+    assert trace.finish == {long.key: FinishReason.ERROR}
+    while not trace.scheduler.idle:
+        trace.issue()
+        trace.acknowledge()
+    assert trace.finish[short.key] is FinishReason.LENGTH
+    assert len(trace.shown[short.key]) == 64 - 20
 
 
 def test_a_held_sequence_gets_no_rows_until_it_is_let_go() -> None:
