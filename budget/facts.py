@@ -35,8 +35,11 @@ class MemoryFacts:
 
 @dataclass(frozen=True)
 class CpuFacts:
-    """Cores that this process may use: `usable` = min(affinity, control-group quota), `source` names which binds.
+    """What computes here. `logical` counts hardware threads of the machine.
 
+    `usable` is how many cores a worker that has them to itself computes on, and its number of threads unless it is told
+    one: a hardware thread of each physical core that the affinity allows, and no more than the control groups' quota.
+    `source` names what binds: "processors" (all of them), "affinity", "physical cores", or the quota's file.
     `flags` are the instruction-set words of the first processor, as the kernel spells them.
     """
 

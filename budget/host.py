@@ -6,8 +6,13 @@ nested container the innermost file often says `max` while a parent is limited, 
 lxcfs to either side of the truth. Page cache counts as used by a group, but the kernel gives `inactive_file` back
 before it kills anything, so it counts as available: `limit - current` alone calls a box full that only read a file.
 
+Cores: a thread for each hardware thread is too many where two of them share a core (decode is bound by memory, and the
+second adds nothing) and where a quota allows less time than there are cores: spinning threads would eat it up.
+
 Version 1 and 2 of control groups can be mounted side by side (hybrid); both are read. The mount's own root is taken off
 the group's path, and a path that does not exist below the mount (another namespace) is shortened until it does.
+
+This is the only reader of control groups: backends take their thread count from here, the fleet its count of kills.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -25,14 +31,9 @@ _UNLIMITED = 1 << 60
 _FILE_LIMIT_BYTES = 1 << 22
 
 
-def read_host(root: str | Path = "/", affinity: int | None = None) -> HostFacts:
-    """Memory and cores of the host whose /proc and /sys lie below `root`.
-
-    `affinity` is how many processors the scheduler lets this process use; None asks the kernel.
-    """
-    if affinity is None:
-        affinity = _affinity()
-    return HostFacts(read_memory(root), read_cpu(root, affinity))
+def read_host(root: str | Path = "/", allowed: Iterable[int] | None = None) -> HostFacts:
+    """Memory and cores of the host whose /proc and /sys lie below `root`; `allowed` as in `read_cpu`."""
+    return HostFacts(read_memory(root), read_cpu(root, allowed))
 
 
 def read_memory(root: str | Path = "/") -> MemoryFacts:
@@ -54,17 +55,22 @@ def read_memory(root: str | Path = "/") -> MemoryFacts:
     return MemoryFacts(total, limit, source, free, meminfo.get("SwapTotal"))
 
 
-def read_cpu(root: str | Path, affinity: int) -> CpuFacts:
+def read_cpu(root: str | Path = "/", allowed: Iterable[int] | None = None) -> CpuFacts:
+    """`allowed` are the hardware threads that the scheduler lets this process use; None asks the kernel."""
     tree = Path(root)
+    threads = allowed_threads() if allowed is None else tuple(allowed)
     info = _read(tree / "proc/cpuinfo") or ""
-    logical = len(re.findall(r"^processor\s*:", info, re.M)) or affinity
-    usable, source = affinity, "affinity" if affinity < logical else "processors"
+    logical = len(re.findall(r"^processor\s*:", info, re.M)) or len(threads)
+    usable, source = len(threads), "affinity" if len(threads) < logical else "processors"
+    cores = physical_cores(threads, tree)
+    if len(cores) < usable:
+        usable, source = len(cores), "physical cores"
     for group in _groups(tree, "cpu"):
         quota = _group_cores(group)
         if quota is not None and quota[0] < usable:
             usable, source = quota
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", info, re.M)
-    name = re.search(r"^model name\s*:\s*(.*)$", info, re.M)
+    name = re.search(r"^(?:model name|Model)\s*:\s*(.*)$", info, re.M)
     return CpuFacts(
         name=name.group(1).strip() if name else platform.processor() or platform.machine(),
         logical=logical,
@@ -72,6 +78,40 @@ def read_cpu(root: str | Path, affinity: int) -> CpuFacts:
         source=source,
         flags=frozenset(flags.group(1).split()) if flags else frozenset(),
     )
+
+
+def allowed_threads() -> tuple[int, ...]:
+    """The hardware threads that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def physical_cores(threads: Iterable[int], root: str | Path = "/") -> tuple[int, ...]:
+    """The first of `threads` on each physical core; all of them where the system does not say."""
+    first: dict[str, int] = {}
+    for thread in threads:
+        path = Path(root) / f"sys/devices/system/cpu/cpu{thread}/topology/thread_siblings_list"
+        first.setdefault((_read(path) or "").strip() or f"thread {thread}", thread)
+    return tuple(first.values())
+
+
+def oom_kills(root: str | Path = "/") -> int | None:
+    """Processes that the kernel has killed for want of memory in this process's control group; None where it does not
+    tell.
+
+    The kernel counts a kill in the group of the victim, whichever ancestor's limit was hit, so the innermost counter is
+    the right one: an ancestor's counts the kills of neighbours as well. Where the own group has none (no memory
+    controller in it, or another namespace) the nearest ancestor's is the group that the process is accounted to. In the
+    root group, which has no counter, it is the machine's.
+    """
+    tree = Path(root)
+    for group in _groups(tree, "memory"):
+        name = "memory.events" if group.version == 2 else "memory.oom_control"
+        count = _stat(group.folder / name).get("oom_kill")
+        if count is not None:
+            return count
+    return _stat(tree / "proc/vmstat").get("oom_kill")
 
 
 def parse_meminfo(text: str) -> dict[str, int]:
@@ -209,12 +249,6 @@ def _read(path: Path) -> str | None:
             return file.read(_FILE_LIMIT_BYTES)
     except OSError:
         return None
-
-
-def _affinity() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _memory_by_sysconf() -> MemoryFacts:

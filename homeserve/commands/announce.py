@@ -7,7 +7,7 @@ import shlex
 import sys
 from typing import IO, TYPE_CHECKING
 
-from budget.facts import HostFacts, ModelShape
+from budget.facts import CpuFacts, HostFacts, ModelShape
 from budget.plan import MIB, HostPlan, mib
 from homeserve.commands.progress import ProgressLines
 
@@ -31,9 +31,9 @@ class Announcer:
 
     def on_box(self, host: HostFacts) -> None:
         memory, cpu = host.memory, host.cpu
-        cores = f"{cpu.usable} core{'s' * (cpu.usable != 1)}"
-        if cpu.usable < cpu.logical:
-            cores = f"{cpu.usable} of {cpu.logical} cores"
+        cores = cores_text(cpu)
+        if self._settings.threads:
+            cores = f"{self._settings.threads} threads on {cores}"
         free = f"{memory.available_bytes / GIB:.1f} of {memory.limit_bytes / GIB:.1f} GiB free"
         self._say("box", " · ".join((cpu.name, cores, free, cpu.isa)))
 
@@ -59,6 +59,14 @@ class Announcer:
 
     def _say(self, head: str, text: str) -> None:
         print(f"{head:6} {text}", file=self._out, flush=True)
+
+
+def cores_text(cpu: CpuFacts) -> str:
+    """The cores that a worker computes on (one thread each), and of how many."""
+    cores = f"{cpu.usable} core{'s' * (cpu.usable != 1)}"
+    if cpu.source == "physical cores":
+        return f"{cores} ({cpu.logical} hardware threads)"
+    return f"{cpu.usable} of {cpu.logical} cores" if cpu.usable < cpu.logical else cores
 
 
 def curl(url: str, model: str, key_file: str | None) -> str:

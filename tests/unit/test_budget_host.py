@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from backends.cpu import cores as cpu_cores
 from budget.facts import CpuFacts
-from budget.host import parse_meminfo, read_cpu, read_memory
+from budget.host import oom_kills, parse_meminfo, physical_cores, read_cpu, read_memory
 
 GIB = 1 << 30
 MEMINFO = "MemTotal: {total} kB\nMemFree: 1000 kB\nMemAvailable: {free} kB\nSwapTotal: 2097152 kB\n"
@@ -162,7 +164,7 @@ CPUINFO = "".join(
 
 
 def test_affinity_binds(tmp_path: Path) -> None:
-    cpu = read_cpu(tree(tmp_path, {"proc/cpuinfo": CPUINFO}), 3)
+    cpu = read_cpu(tree(tmp_path, {"proc/cpuinfo": CPUINFO}), range(3))
     assert (cpu.name, cpu.logical, cpu.usable, cpu.source) == ("Some CPU @ 3 GHz", 8, 3, "affinity")
     assert cpu.isa == "avx2"
 
@@ -176,7 +178,7 @@ def test_version_2_quota(tmp_path: Path, quota: str, cores: int) -> None:
         "sys/fs/cgroup/a/b/cpu.max": "max 100000",
         "sys/fs/cgroup/a/cpu.max": quota,
     }
-    cpu = read_cpu(tree(tmp_path, files), 8)
+    cpu = read_cpu(tree(tmp_path, files), range(8))
     assert cpu.usable == cores
     assert cpu.source == ("processors" if cores == 8 else f"{tmp_path}/sys/fs/cgroup/a/cpu.max")
 
@@ -189,7 +191,7 @@ def test_version_1_quota(tmp_path: Path) -> None:
         "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "400000",
         "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
     }
-    assert read_cpu(tree(tmp_path, files), 8).usable == 4
+    assert read_cpu(tree(tmp_path, files), range(8)).usable == 4
 
 
 @pytest.mark.parametrize(
@@ -205,3 +207,73 @@ def test_version_1_quota(tmp_path: Path) -> None:
 )
 def test_isa_level(flags: str, level: str) -> None:
     assert CpuFacts("x", 1, 1, "affinity", frozenset(flags.split())).isa == level
+
+
+def topology(count: int) -> dict[str, object]:
+    """`count` hardware threads on half as many cores: i and i + count / 2 are siblings."""
+    half = count // 2
+    folder = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    return {folder.format(n): f"{n % half},{n % half + half}\n" for n in range(count)}
+
+
+@pytest.mark.parametrize(
+    ("allowed", "first", "source"),
+    [(range(8), (0, 1, 2, 3), "physical cores"), ((1, 5, 6), (1, 6), "physical cores"), ((0, 3), (0, 3), "affinity")],
+)
+def test_one_hardware_thread_of_each_physical_core_counts(
+    tmp_path: Path, allowed: Sequence[int], first: tuple[int, ...], source: str
+) -> None:
+    root = tree(tmp_path, {"proc/cpuinfo": CPUINFO, **topology(8)})
+    assert physical_cores(allowed, root) == first
+    cpu = read_cpu(root, allowed)
+    assert (cpu.usable, cpu.source, cpu.logical) == (len(first), source, 8)
+
+
+V1_BOTH = "30 29 0:27 / {point} rw shared:9 - cgroup cgroup rw,cpu,cpuacct\n" + V2_MOUNT
+
+
+@pytest.mark.parametrize("point", ["/sys/fs/cgroup/cpu,cpuacct", "/cgroups/cpu stuff"])
+@pytest.mark.parametrize(("own", "parent", "threads"), [("-1", "250000", 2), ("150000", "300000", 1), ("-1", "-1", 4)])
+def test_the_worker_takes_as_many_threads_as_are_announced(
+    tmp_path: Path, point: str, own: str, parent: str, threads: int
+) -> None:
+    """Wherever the controller is mounted, whichever ancestor has the quota, and with two threads on a core."""
+    folder = f"{point.lstrip('/')}/jobs"
+    files = topology(8) | {
+        "proc/cpuinfo": CPUINFO,
+        "proc/self/cgroup": "4:cpu,cpuacct:/jobs/mine\n0::/\n",
+        "proc/self/mountinfo": V1_BOTH.format(point=point.replace(" ", "\\040")),
+        f"{folder}/mine/cpu.cfs_quota_us": own,
+        f"{folder}/mine/cpu.cfs_period_us": 100000,
+        f"{folder}/cpu.cfs_quota_us": parent,
+        f"{folder}/cpu.cfs_period_us": 100000,
+    }
+    root = tree(tmp_path, files)
+    assert cpu_cores.thread_count(root, range(8)) == read_cpu(root, range(8)).usable == threads
+
+
+# ---------------------------------------------------------------------------------------------------- killed for memory
+
+EVENTS = "low 0\noom 3\noom_kill {}\n"
+
+
+def test_kills_of_version_2_are_the_own_groups_or_the_nearest_that_tells(tmp_path: Path) -> None:
+    group = "sys/fs/cgroup/user.slice/app"
+    files = {"proc/self/cgroup": "0::/user.slice/app\n", "proc/self/mountinfo": V2_MOUNT, f"{group}/cgroup.procs": ""}
+    assert oom_kills(tree(tmp_path, files)) is None
+    assert oom_kills(tree(tmp_path, {"proc/vmstat": "pgfault 9\noom_kill 8\n"})) == 8, "nobody else tells"
+    assert oom_kills(tree(tmp_path, {"sys/fs/cgroup/user.slice/memory.events": EVENTS.format(5)})) == 5
+    assert oom_kills(tree(tmp_path, {f"{group}/memory.events": EVENTS.format(2)})) == 2, "5 counts a neighbour's"
+    assert oom_kills(tree(tmp_path, {f"{group}/memory.events": "oom_kill many\n"})) == 5
+
+
+def test_kills_of_version_1_where_the_mount_shows_a_part(tmp_path: Path) -> None:
+    files: dict[str, object] = {
+        "proc/self/cgroup": "9:name=systemd:/\n4:memory:/docker/abc\n0::/\n",
+        "proc/self/mountinfo": V1_MEMORY.format(root="/docker/abc"),
+        "sys/fs/cgroup/memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n",
+    }
+    assert oom_kills(tree(tmp_path, files)) == 5
+    files["proc/self/mountinfo"] = V1_MEMORY.format(root="/")
+    files["sys/fs/cgroup/memory/docker/abc/memory.oom_control"] = "oom_kill_disable 0\noom_kill 7\n"
+    assert oom_kills(tree(tmp_path, files)) == 7

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homeserve.errors import WireError
 from homeserve.fleet.book import PlanBook
-from homeserve.fleet.oom import oom_kill_count
 from homeserve.wire.records import Plan, PlanKind, Result
 
 
@@ -83,25 +80,3 @@ def test_silence_counts_from_the_debt_and_ends_with_any_sign_of_life() -> None:
     assert book.next_check(10) is None
     book.issue(plan(3, 3), now=500.0)  # idle time before a debt is not silence
     assert book.late(505.0, 10) is None
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
-def test_the_memory_killers_counter_is_found_in_either_version(tmp_path: Path) -> None:
-    proc, root = tmp_path / "proc", tmp_path / "cgroup"
-    assert oom_kill_count(proc, root) is None
-    write(proc / "cgroup", "0::/user.slice/app\n")
-    assert oom_kill_count(proc, root) is None
-    write(root / "user.slice/app/memory.events", "low 0\noom 3\noom_kill 2\n")
-    assert oom_kill_count(proc, root) == 2
-    write(proc / "cgroup", "9:name=systemd:/\n4:memory:/docker/abc\n0::/\n")
-    assert oom_kill_count(proc, root) is None
-    write(root / "memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
-    assert oom_kill_count(proc, root) == 5
-    write(root / "memory/docker/abc/memory.oom_control", "oom_kill_disable 0\noom_kill 7\n")
-    assert oom_kill_count(proc, root) == 7
-    write(root / "memory/docker/abc/memory.oom_control", "oom_kill many\n")
-    assert oom_kill_count(proc, root) == 5
