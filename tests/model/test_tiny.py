@@ -62,6 +62,16 @@ def test_neighbours_in_the_batch_do_not_change_a_bit(tiny: Path, open_model: Ope
     assert np.array_equal(np.concatenate([first, rest]), alone)
 
 
+def test_a_page_may_be_read_in_the_batch_that_fills_it(tiny: Path, open_model: Opener, backend: str) -> None:
+    """A prefix hit on rows of the same batch: all rows of a layer are stored before any attention of it reads."""
+    ids, _ = known(tiny, "llama")
+    model = open_model(path_of(tiny, "llama", "gguf"), backend)
+    whole = model.logits(ids, lane=2)
+    model.tables[1, 0] = model.tables[0, 0]
+    reader_first = model.run([(1, 16, ids[16:]), (0, 0, ids[:16])])
+    assert np.array_equal(reader_first[: len(ids) - 16], whole[16:])
+
+
 def test_only_the_wanted_rows_come_back(tiny: Path, open_model: Opener, backend: str) -> None:
     ids, _ = known(tiny, "llama")
     model = open_model(path_of(tiny, "llama", "gguf"), backend)
