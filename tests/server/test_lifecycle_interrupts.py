@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-SEED = int(os.environ.get("HOMESERVE_TEST_SEED", "20250131"))
+SEED = int(os.environ.get("HOMESERVE_TEST_SEED") or "1", 16)
 _DRAW = random.Random(SEED)
 
 START = [("start", round(_DRAW.uniform(0.0, 0.25), 3)) for _ in range(8)]
