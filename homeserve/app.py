@@ -51,17 +51,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PLANS_IN_FLIGHT = 2
-"""One computes while the next one lies ready: a rank never waits for the engine to read a result."""
-
 HEAD_START_S = 1.0
 """How long the server waits for the worker to be spawned."""
-
-FETCH_CANCEL_S = 6.0
-"""What an interrupted fetch may take to end its helper process and remove what is half-done."""
-
-BACKLOG = 512
-"""Connections that wait in the kernel while the loop is busy."""
 
 
 class Watcher(Protocol):
@@ -154,18 +145,6 @@ class App:
         self._stack.push_async_callback(server.stop)
         await server.start(listener)
 
-    async def _find_model(self) -> str:
-        self._progress("finding the model", None, None)
-        cache = str(cache_dir(self.settings, self._environ))
-        report = ThreadProgress(asyncio.get_running_loop(), self._progress)
-        finding = asyncio.ensure_future(asyncio.to_thread(_resolve, self.settings.model, cache, report))
-        try:
-            return await asyncio.shield(finding)
-        except asyncio.CancelledError:
-            report.interrupted = True
-            await asyncio.wait({finding}, timeout=FETCH_CANCEL_S)
-            raise
-
     async def _load(self, host: HostFacts) -> ModelInfo:
         path = await self._find_model()
         self._progress("reading the model's facts", None, None)
@@ -186,27 +165,6 @@ class App:
         self.context.engine = self._engine
         facts.checkpoint.drop_pages()
         return model
-
-    def _plan(self, facts: ModelFacts, host: HostFacts) -> HostPlan:
-        """Raises SettingError for a context that the model was not made for, BudgetError where memory lacks."""
-        settings = self.settings
-        if settings.context > facts.info.context:
-            raise SettingError(
-                f"--context {settings.context} is more than the {facts.info.context} tokens that {facts.info.id} was"
-                " trained for",
-                field="context",
-                fix=f"use --context {facts.info.context} or less",
-            )
-        if settings.kv_tokens and settings.context > settings.kv_tokens:
-            raise SettingError(
-                f"--context {settings.context} does not fit the {settings.kv_tokens} tokens of --kv-tokens",
-                field="kv_tokens",
-                fix="raise --kv-tokens or lower --context",
-            )
-        plan = plan_host(host.memory, facts.shape, wish_of(settings))
-        if isinstance(plan, Refusal):
-            raise _budget_error(settings, plan, host)
-        return plan
 
     async def _make_fleet(self, limits: EngineLimits, relay: Relay) -> Fleet:
         from homeserve.engine.scheduler import plan_bytes_limit, result_bytes_limit
@@ -386,20 +344,6 @@ class App:
             Path(self.settings.ready_file).unlink(missing_ok=True)
 
 
-class ThreadProgress:
-    """Progress of a thread, told on the loop. A thread cannot be cancelled, but what this raises ends its fetch."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, told: Callable[[str, int, int], None]) -> None:
-        self.interrupted = False
-        self._loop = loop
-        self._told = told
-
-    def __call__(self, stage: str, done_bytes: int, total_bytes: int) -> None:
-        if self.interrupted:
-            raise InterruptedError("the start was interrupted")
-        self._loop.call_soon_threadsafe(self._told, stage, done_bytes, total_bytes)
-
-
 class Relay:
     """The fleet's listener from before there is an engine. A rank lost while it loads is the loader's error."""
 
@@ -418,184 +362,6 @@ class Relay:
             self._engine.on_lost(loss)
         else:
             log.error("worker lost before the model was loaded", extra={"rank": loss.rank, "why": loss.why})
-
-
-# ------------------------------------------------------------------------------------------------------------ the port
-
-
-def listen(host: str, port: int, records: Path) -> socket.socket:
-    """A listening socket. Raises SettingError that names who holds a taken port where that is known."""
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (socket.gaierror, UnicodeError) as error:
-        raise SettingError(f"--host {host}: {error}", field="host", fix="use 127.0.0.1 or 0.0.0.0") from None
-    listener = socket.socket(family, kind)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise _port_error(host, port, error, records) from None
-    listener.setblocking(False)
-    return listener
-
-
-def _port_error(host: str, port: int, error: OSError, records: Path) -> SettingError:
-    if error.errno == errno.EADDRINUSE:
-        holder = next((instance for instance in running(records) if instance.port == port), None)
-        by = f" by homeserve (pid {holder.pid})" if holder else ""
-        stop = f"stop it with homeserve down --port {port}, or " if holder else ""
-        return SettingError(
-            f"port {port} is in use{by}", field="port", fix=f"{stop}use another one: --port 0 finds one"
-        )
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return SettingError(f"port {port}: {error.strerror}", field="port", fix="use a port over 1023")
-    return SettingError(f"cannot listen on {host}: {error.strerror}", field="host", fix="use 127.0.0.1 or 0.0.0.0")
-
-
-def url_of(listener: socket.socket) -> str:
-    """How this machine reaches the socket."""
-    address, port = listener.getsockname()[:2]
-    if ipaddress.ip_address(address).is_unspecified:
-        address = "::1" if ":" in address else "127.0.0.1"
-    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
-
-
-def is_loopback(listener: socket.socket) -> bool:
-    return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
-
-
-# -------------------------------------------------------------------------------------------------------- CPU kernels
-
-BUILD_KERNELS = "install a C++ compiler (Debian, Ubuntu: apt install g++) and install homeserve again"
-
-
-def kernel_folder() -> Path:
-    """Where the build puts the native CPU libraries. The backend itself is the worker's to import."""
-    import backends
-
-    return Path(backends.__file__ or "").parent / "cpu" / "lib"
-
-
-def kernel_levels() -> tuple[str, ...]:
-    """The levels that were built, the best first."""
-    found = {path.stem for path in kernel_folder().glob("libhomeserve_cpu_*")}
-    return tuple(level for level in ISA_LEVELS if f"libhomeserve_cpu_{level}" in found)
-
-
-def check_kernels(isa: str | None, host: HostFacts) -> None:
-    """Raises SettingError where no level was built, or the one that was asked for cannot be had here."""
-    there = kernel_levels()
-    if not there:
-        raise SettingError(f"no native CPU library in {kernel_folder()}", field="backend", fix=BUILD_KERNELS)
-    usable = [level for level in there if level in host.cpu.levels]
-    if isa is not None and isa not in usable:
-        why = "this CPU cannot run it" if isa in there else "it was not built"
-        raise SettingError(f"--isa {isa}: {why}", field="isa", fix=f"leave it out, or use {' or '.join(usable)}")
-
-
-# ------------------------------------------------------------------------------------------------------ limits and plan
-
-
-def row_limit(settings: Settings) -> int:
-    """Rows of the largest plan: a chunk of prompts beside one row of each running request."""
-    return settings.chunk + settings.max_running
-
-
-def logit_row_limit(settings: Settings) -> int:
-    """Rows of one plan whose logits are asked for: one of each lane, and those of `echo` with logprobs."""
-    from homeserve.engine.scheduler import PROMPT_LOGPROB_ROWS
-
-    return settings.max_running + PROMPT_LOGPROB_ROWS
-
-
-def wish_of(settings: Settings) -> Wish:
-    return Wish(
-        context=settings.context,
-        kv_tokens=settings.kv_tokens,
-        running=settings.max_running,
-        rows=row_limit(settings),
-        logit_rows=logit_row_limit(settings),
-        floor_bytes=settings.floor_mib * MIB,
-    )
-
-
-def engine_limits(settings: Settings, plan: HostPlan) -> EngineLimits:
-    from homeserve.engine.request import EngineLimits
-
-    return EngineLimits(
-        context=plan.context,
-        kv_tokens=plan.kv_tokens,
-        running=settings.max_running,
-        waiting=settings.max_waiting,
-        chunk=settings.chunk,
-        prefill_delay=settings.max_prefill_delay,
-        plans_in_flight=PLANS_IN_FLIGHT,
-        prefix_cache=settings.prefix_cache,
-    )
-
-
-def _budget_error(settings: Settings, refusal: Refusal, host: HostFacts) -> BudgetError:
-    source = host.memory.limit_source
-    message = (
-        f"the model does not fit this machine: {refusal.arithmetic} (memory left under {source}, less --floor-mib)"
-    )
-    if refusal.nearest_tokens == 0:
-        return BudgetError(message, field="model", fix="use a smaller model or quantisation, or free some memory")
-    name = "context" if settings.context and not settings.kv_tokens else "kv_tokens"
-    return BudgetError(message, field=name, fix=f"the most that fits is {flag(name)} {refusal.nearest_tokens}")
-
-
-# ------------------------------------------------------------------------------------------------------------ the model
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """What the engine process keeps of a model: names and numbers; the tensors stay in the mapped file."""
-
-    checkpoint: Checkpoint
-    config: ModelConfig
-    info: ModelInfo
-    shape: ModelShape
-
-
-def _resolve(name: str | None, cache: str, progress: ThreadProgress) -> str:
-    from homeserve.checkpoint import names
-
-    return names.resolve(name, cache_dir=cache, progress=progress)
-
-
-def _read_model(path: str, settings: Settings) -> ModelFacts:
-    """Open a checkpoint and read what the plan needs. Raises ModelErrors."""
-    from homeserve import checkpoint
-    from homeserve.models import facts, registry
-
-    opened = checkpoint.open(path)
-    try:
-        config = registry.family(opened.arch).config_from(opened.metadata)
-        shape = ModelShape(
-            name=settings.model_id or model_id_of(path),
-            weights_bytes=facts.weight_bytes(opened.tensors),
-            kv_bytes_per_token=facts.kv_bytes_per_token(config, settings.kv_type),
-            context=config.context,
-            hidden=config.hidden,
-            ffn=config.ffn,
-            vocab=config.vocab,
-        )
-    except HomeserveError:
-        opened.close()
-        raise
-    info = ModelInfo(
-        shape.name, path, opened.arch, opened.quant_label, config.context, config.vocab, int(time.time())
-    )
-    return ModelFacts(opened, config, info, shape)
-
-
-def model_id_of(path: str) -> str:
-    """The file's name without its ending and part number; a folder's name."""
-    name = Path(path).name
-    return re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", name, flags=re.I) or name
 
 
 async def _prewarm(host: TemplateHost, templates: dict[str, str], special_tokens: dict[str, str]) -> None:

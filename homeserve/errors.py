@@ -21,6 +21,7 @@
         ├── UnknownRoute                404 not_found
         ├── WrongMethod                 405 method_not_allowed
         ├── Unauthorized                401 unauthorized
+        ├── Forbidden                   403 forbidden_host, forbidden_origin
         ├── BodyTooLarge                413 body_too_large
         ├── QueueFull                   429 queue_full
         ├── Draining                    503 draining
@@ -153,11 +154,14 @@ class InvalidField(RequestError):
 class ContextOverflow(RequestError):
     code = "context_overflow"
 
-    def __init__(self, prompt_tokens: int, limit_tokens: int, field: str = "messages") -> None:
+    def __init__(
+        self, prompt_tokens: int, limit_tokens: int, field: str = "messages", *, at_least: bool = False
+    ) -> None:
         self.prompt_tokens = prompt_tokens
         self.limit_tokens = limit_tokens
+        count = f"at least {prompt_tokens}" if at_least else f"{prompt_tokens}"
         super().__init__(
-            f"the prompt has {prompt_tokens} tokens, the limit is {limit_tokens}: shorten it, or start the server with"
+            f"the prompt has {count} tokens, the limit is {limit_tokens}: shorten it, or start the server with"
             " a larger --context or --kv-tokens",
             field=field,
         )
@@ -194,6 +198,17 @@ class Unauthorized(RequestError):
     status = 401
     type = "authentication_error"
     code = "unauthorized"
+
+
+class Forbidden(RequestError):
+    """A request that a web page of somebody else may have made. `code` says by which mark: its host, its origin."""
+
+    status = 403
+    type = "permission_error"
+
+    def __init__(self, code: str, message: str) -> None:
+        self.code = code
+        super().__init__(message)
 
 
 class BodyTooLarge(RequestError):

@@ -10,8 +10,9 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from homeserve.server.context import ServerContext
+from homeserve.server.door import Door
 from homeserve.server.edge import edge, headers_of_every_answer
-from homeserve.server.gate import SPARE, Gate
+from homeserve.server.gate import SPARE, Gate, connections_limit, raise_file_limit
 from homeserve.server.health import get_health, get_metrics, get_ready, get_version
 from homeserve.server.keys import KeyRing
 from homeserve.server.openai import get_model, get_models, post_chat_completions, post_completions
@@ -35,7 +36,9 @@ def build_application(context: ServerContext) -> web.Application:
     """Every route. Raises SettingError for an API key file that cannot be used."""
     settings = context.settings
     keys = KeyRing(read_api_keys(settings.api_key_file))
-    application = web.Application(middlewares=[edge(keys)], client_max_size=settings.body_limit_bytes)
+    application = web.Application(
+        middlewares=[edge(keys, None if keys else Door(settings.host))], client_max_size=settings.body_limit_bytes
+    )
     application[PARTS] = Parts(context)
     application.on_response_prepare.append(headers_of_every_answer())
     add = application.router
@@ -82,7 +85,8 @@ class HttpServer:
         await self._runner.setup()
         server = self._runner.server
         assert server is not None, "setup makes it"
-        gate = Gate(self._connections_limit, lambda: server.connections, server)
+        limit = connections_limit(self._connections_limit, raise_file_limit())
+        gate = Gate(limit, lambda: server.connections, server)
         self._listening = await asyncio.get_running_loop().create_server(gate, sock=listener, backlog=BACKLOG)
         port: int = listener.getsockname()[1]
         return port

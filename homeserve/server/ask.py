@@ -7,11 +7,13 @@ Seeds. The same seed gives the same answer; a request without one draws its own.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from homeserve.engine.request import GenerateCall
 from homeserve.errors import ContextOverflow, InvalidField
+from homeserve.server.bounds import Bounds
 from homeserve.server.fields import ChatRequest, Common, CompletionRequest
 from homeserve.server.prompts import Prompt
 from homeserve.wire.records import Sampling
@@ -19,6 +21,8 @@ from homeserve.wire.records import Sampling
 if TYPE_CHECKING:
     from homeserve.text.tokenizer import Tokenizer
 
+COMPLETION_TOKENS = 16
+"""Tokens of a completion that names no limit, as OpenAI's API has it. A chat answer gets the rest of the context."""
 SEQUENCES_LIMIT = 128
 """Most sequences (prompts times choices) of one request."""
 _SEED_MASK = 2**63 - 1
@@ -64,13 +68,14 @@ def make_ask(
     prompts: list[Prompt],
     tokenizer: Tokenizer,
     *,
-    context: int,
+    bounds: Bounds,
     request_id: str,
 ) -> Ask:
-    """Raises InvalidField, ContextOverflow. `context` is the most tokens of prompt and answer together."""
+    """Raises InvalidField, ContextOverflow."""
+    context = bounds.context
     n = fields.n or 1
-    if n * len(prompts) > SEQUENCES_LIMIT:
-        raise InvalidField("n", f"{len(prompts)} prompts times {n} choices is more than {SEQUENCES_LIMIT}")
+    _check_sequences(len(prompts), n, bounds)
+    check_fields(fields, bounds)
     echo = isinstance(fields, CompletionRequest) and bool(fields.echo)
     wanted = _wanted_tokens(fields)
     logprobs = _logprobs(fields)
@@ -83,7 +88,9 @@ def make_ask(
             raise ContextOverflow(len(prompt.ids), context, "messages" if isinstance(fields, ChatRequest) else "prompt")
         max_tokens = min(max(1, wanted), room) if wanted is not None else room
         for k in range(n):
-            sampling, end_tokens = _sampling(fields, tokenizer, derived_seed(seed, k), logprobs, max_tokens)
+            sampling, end_tokens = _sampling(
+                fields, tokenizer.end_ids, bounds.vocab, derived_seed(seed, k), logprobs, max_tokens
+            )
             calls.append(
                 GenerateCall(
                     request_id=f"{request_id}.{p * n + k}",
@@ -109,10 +116,35 @@ def make_ask(
     )
 
 
+def _check_sequences(prompts: int, n: int, bounds: Bounds) -> None:
+    """Raises InvalidField for more sequences than the server can ever hold: a 429 would be tried again for ever."""
+    limit = min(SEQUENCES_LIMIT, bounds.sequences)
+    if n * prompts <= limit:
+        return
+    why = "at a time" if limit == SEQUENCES_LIMIT else "on this server (--max-running plus --max-waiting)"
+    if prompts > limit:
+        raise InvalidField("prompt", f"has {prompts} entries; the limit is {limit} {why}")
+    raise InvalidField("n", f"{prompts} prompts times {n} choices is more than {limit} {why}")
+
+
+def check_fields(fields: Common, bounds: Bounds) -> None:
+    """Raises InvalidField for token ids that the model does not have: a rank refuses a whole plan that names one."""
+    _check_tokens("logit_bias", fields.logit_bias or (), bounds.vocab)
+    _check_tokens("stop_token_ids", fields.stop_token_ids or (), bounds.vocab)
+
+
+def _check_tokens(field: str, tokens: Iterable[int], vocab: int) -> None:
+    for token in tokens:
+        if not 0 <= token < vocab:
+            raise InvalidField(field, f"{token} is no token id of this model (0 to {vocab - 1})")
+
+
 def _wanted_tokens(fields: ChatRequest | CompletionRequest) -> int | None:
-    """The tighter of the two names for the same limit."""
+    """The tighter of the two names for the same limit, else the route's own; None: the rest of the context."""
     said = [limit for limit in (fields.max_completion_tokens, fields.max_tokens) if limit is not None]
-    return min(said) if said else None
+    if said:
+        return min(said)
+    return max(COMPLETION_TOKENS, fields.min_tokens or 0) if isinstance(fields, CompletionRequest) else None
 
 
 def _logprobs(fields: ChatRequest | CompletionRequest) -> int:
@@ -127,33 +159,41 @@ def _stops(fields: Common) -> tuple[str, ...]:
 
 
 def _sampling(
-    fields: Common, tokenizer: Tokenizer, seed: int, logprobs: int, max_tokens: int
+    fields: Common, model_ends: frozenset[int], vocab: int, seed: int, logprobs: int, max_tokens: int
 ) -> tuple[Sampling, frozenset[int]]:
-    """How to draw, and the tokens that end the sequence.
+    """How to draw, and the tokens that end the sequence. Ids in `fields` were checked.
 
-    Under `ignore_eos` no end token can be drawn at all (`forbidden` for as long as the sequence lasts), so that
-    exactly `max_tokens` come out. A `top_p` of 0 keeps the most likely token alone, which is what `top_k` 1 says.
+    Under `ignore_eos` none of the model's own end tokens can be drawn (`forbidden` for as long as the sequence lasts),
+    so that exactly `max_tokens` come out, unless one of the client's `stop_token_ids` ends it before. End tokens beyond
+    the model's vocabulary cannot be drawn anyway. A `top_p` of 0 keeps the most likely token alone, which is what
+    `top_k` 1 says.
     """
-    end_tokens = tokenizer.end_ids | frozenset(fields.stop_token_ids or ())
-    min_tokens = max_tokens if fields.ignore_eos else min(fields.min_tokens or 0, max_tokens)
-    bias = tuple(sorted((fields.logit_bias or {}).items()))
-    for token, _ in bias:
-        if not 0 <= token < tokenizer.vocab_size:
-            raise InvalidField("logit_bias", f"{token} is no token id of this model (0 to {tokenizer.vocab_size - 1})")
+    client_ends = frozenset(fields.stop_token_ids or ())
+    end_tokens = frozenset(token for token in model_ends if token < vocab) | client_ends
+    if fields.ignore_eos:
+        forbidden, end_tokens, min_tokens = end_tokens - client_ends, client_ends, max_tokens
+    else:
+        forbidden, min_tokens = end_tokens, min(fields.min_tokens or 0, max_tokens)
     top_p = 1.0 if fields.top_p is None else fields.top_p
     sampling = Sampling(
         temperature=1.0 if fields.temperature is None else fields.temperature,
         top_k=1 if top_p == 0 else max(0, fields.top_k or 0),
         top_p=top_p or 1.0,
         min_p=fields.min_p or 0.0,
-        typical_p=fields.typical_p or 1.0,
-        repetition_penalty=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
+        typical_p=1.0 if fields.typical_p is None else fields.typical_p,
+        repetition_penalty=_repetition_penalty(fields),
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
         seed=seed,
-        logit_bias=bias,
+        logit_bias=tuple(sorted((fields.logit_bias or {}).items())),
         top_logprobs=logprobs,
-        forbidden=tuple(sorted(end_tokens)) if min_tokens else (),
+        forbidden=tuple(sorted(forbidden)) if min_tokens else (),
         min_tokens=min_tokens,
     )
-    return sampling, frozenset() if fields.ignore_eos else end_tokens
+    return sampling, end_tokens
+
+
+def _repetition_penalty(fields: Common) -> float:
+    """Under either of its names; that they agree was checked."""
+    said = fields.repeat_penalty if fields.repetition_penalty is None else fields.repetition_penalty
+    return 1.0 if said is None else said

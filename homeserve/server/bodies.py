@@ -1,10 +1,13 @@
 """JSON in and out: request bodies within their limits, decoded against a struct; answers encoded by one encoder.
 
 A body is read up to `body_limit_bytes` (413 beyond it, before a byte is read where its length is declared) and within
-`BODY_TIMEOUT_S`. It is then decoded by msgspec, twice: once as an object of raw values, for the names of fields that
-nobody reads, and once against the struct of the route. Both passes are bounded in depth by the decoder (it raises
-RecursionError far below the C stack's end), take no memory beyond the values themselves, and turn every failure into
+`BODY_TIMEOUT_S`. It is then decoded by msgspec against the struct of the route: bounded in depth by the decoder (it
+raises RecursionError far below the C stack's end), with no memory beyond the values themselves, and every failure is
 one `InvalidField` with the path of the field, `messages[0].role`.
+
+A small body is decoded where it is, and once more as an object of raw values, for the names of fields that nobody
+reads. One above `INLINE_BYTES` is decoded in a thread and once only. The decoder lets no other thread run meanwhile, so
+the thread alone would not keep the loop moving: what takes time is the number of values, and that is bounded first.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ from aiohttp import web
 from homeserve.errors import BodyTooLarge, InvalidField
 
 BODY_TIMEOUT_S = 60.0
+INLINE_BYTES = 64 << 10
+VALUES_LIMIT = 1 << 20
+"""Most commas of a body: no context holds a prompt of as many values, and counting them is a matter of microseconds."""
 IGNORED_NAMES_LIMIT = 256
 """Names of ignored fields that are remembered, so that each is logged once; later ones are not logged."""
 _NAME_LOG_LEN = 64
@@ -63,10 +69,20 @@ class BodyDecoder:
     def __init__(self) -> None:
         self._ignored: set[str] = set()
 
+    async def read(self, body: bytes, kind: type[_T]) -> _T:
+        """`decode`, off the loop where the body is large."""
+        if len(body) <= INLINE_BYTES:
+            return self.decode(body, kind)
+        return await asyncio.to_thread(self.decode, body, kind)
+
     def decode(self, body: bytes, kind: type[_T]) -> _T:
-        """A `kind` from JSON bytes. Unknown fields are ignored, each logged once. Raises InvalidField."""
+        """A `kind` from JSON bytes. Unknown fields are ignored; those of a small body are logged, each once. Raises
+        InvalidField."""
+        large = len(body) > INLINE_BYTES
+        if large and body.count(b",") > VALUES_LIMIT:
+            raise InvalidField("body", f"has more than {VALUES_LIMIT} values")
         try:
-            names = _names.decode(body)
+            names = {} if large else _names.decode(body)
             value = msgspec.json.decode(body, type=kind)
         except msgspec.ValidationError as error:
             raise _invalid(str(error)) from None

@@ -47,6 +47,8 @@ class ModelInfo:
     arch: str
     quant: str
     context: int
+    vocab: int = 0
+    """Rows of the model's embedding: no token id of it is as large. 0: as many as the tokenizer has."""
     created: int = 0
     """Seconds of the epoch; what `/v1/models` calls `created`."""
 

@@ -17,6 +17,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from homeserve.errors import BodyTooLarge, RequestError, RequestFailed, UnknownRoute, WrongMethod
 from homeserve.server.bodies import json_response
+from homeserve.server.door import Door
 from homeserve.server.keys import KeyRing
 from homeserve.server.parts import PARTS
 
@@ -46,14 +47,14 @@ def error_response(error: RequestError) -> web.Response:
     return response
 
 
-def edge(keys: KeyRing) -> Middleware:
-    """The middleware of one application."""
+def edge(keys: KeyRing, door: Door | None) -> Middleware:
+    """The middleware of one application. `door` guards a server without keys."""
 
     @web.middleware
     async def around(request: web.Request, handler: Handler) -> web.StreamResponse:
         request_id = _id_for(request.headers.get("x-request-id"))
         _request_id.set(request_id)
-        response = await _answer(request, handler, keys, request_id)
+        response = await _answer(request, handler, keys, door, request_id)
         if not response.prepared:
             response.headers["x-request-id"] = request_id
         request.app[PARTS].metrics.count_response(response.status)
@@ -62,8 +63,12 @@ def edge(keys: KeyRing) -> Middleware:
     return around
 
 
-async def _answer(request: web.Request, handler: Handler, keys: KeyRing, request_id: str) -> web.StreamResponse:
+async def _answer(
+    request: web.Request, handler: Handler, keys: KeyRing, door: Door | None, request_id: str
+) -> web.StreamResponse:
     try:
+        if door is not None:
+            door.check(request.method, request.headers)
         keys.check(request.path, request.headers)
         return await handler(request)
     except RequestError as error:

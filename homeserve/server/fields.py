@@ -28,6 +28,7 @@ _Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 _Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 _Share = Annotated[float, Meta(ge=0, le=1)]
+_Factor = Annotated[float, Meta(gt=0, le=10)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _Stop = Annotated[str, Meta(max_length=1024)]
 _Stops = Annotated[list[_Stop], Meta(max_length=STOPS_LIMIT)]
@@ -48,8 +49,10 @@ class Common(msgspec.Struct, kw_only=True):
     top_p: _Share | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: _Share | None = None
-    typical_p: _Share | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    typical_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    repetition_penalty: _Factor | None = None
+    repeat_penalty: _Factor | None = None
+    """The same under llama.cpp's name."""
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
     logit_bias: Annotated[dict[int, _Bias], Meta(max_length=1024)] | None = None
@@ -73,6 +76,20 @@ class Common(msgspec.Struct, kw_only=True):
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
+    dry_multiplier: float | None = None
+    xtc_probability: float | None = None
+    mirostat: float | None = None
+    mirostat_mode: float | None = None
+    dynatemp_range: float | None = None
+    smoothing_factor: float | None = None
+    top_n_sigma: float | None = None
+    top_a: float | None = None
+    tfs: float | None = None
+    tfs_z: float | None = None
+    use_beam_search: bool | None = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    truncate_prompt_tokens: Any = None
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):
@@ -110,6 +127,8 @@ class ChatRequest(Common, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_LIMIT)] | None = None
     tools: Annotated[_Objects, Meta(max_length=TOOLS_LIMIT)] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    functions: Annotated[_Objects, Meta(max_length=TOOLS_LIMIT)] | None = None
+    function_call: str | dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
@@ -144,6 +163,13 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 _CONSTRAINTS = ("grammar", "json_schema", "structured_outputs") + tuple(
     f"guided_{what}" for what in ("json", "regex", "choice", "grammar")
 )
+_OFF_AT_MOST_0 = (
+    *("dry_multiplier", "xtc_probability", "mirostat", "mirostat_mode", "dynatemp_range", "smoothing_factor"),
+    *("top_n_sigma", "top_a"),
+)
+"""Samplers that this version lacks. Clients send them with every request; up to 0 they do nothing."""
+_OFF_FROM_1 = ("tfs", "tfs_z")
+_OFF_IF_EMPTY = ("use_beam_search", "allowed_token_ids", "bad_words", "truncate_prompt_tokens")
 _LATER = "is not supported by this version"
 
 
@@ -157,8 +183,22 @@ def refuse_unsupported(fields: Common) -> None:
         raise InvalidField("response_format", f"type {wanted.get('type')!r} {_LATER}; use 'text' or leave it out")
     if isinstance(fields, ChatRequest):
         _refuse_chat(fields)
+    _refuse_samplers(fields)
     if isinstance(fields, CompletionRequest):
         _refuse_completion(fields)
+
+
+def _refuse_samplers(fields: Common) -> None:
+    asked = [name for name in _OFF_AT_MOST_0 if (getattr(fields, name) or 0) > 0]
+    asked += [name for name in _OFF_FROM_1 if (value := getattr(fields, name)) is not None and value < 1]
+    asked += [name for name in _OFF_IF_EMPTY if getattr(fields, name)]
+    if asked:
+        raise InvalidField(asked[0], f"{_LATER}; leave it out")
+    one, other = fields.repetition_penalty, fields.repeat_penalty
+    if one is not None and other is not None and one != other:
+        raise InvalidField("repeat_penalty", f"is {other}, but repetition_penalty, the same thing, is {one}")
+    if fields.ignore_eos and fields.min_tokens and fields.stop_token_ids:
+        raise InvalidField("min_tokens", f"together with ignore_eos and stop_token_ids {_LATER}")
 
 
 def _refuse_chat(fields: ChatRequest) -> None:
@@ -167,7 +207,11 @@ def _refuse_chat(fields: ChatRequest) -> None:
     if fields.modalities is not None and fields.modalities != ["text"]:
         raise InvalidField("modalities", "only text is supported")
     if fields.tool_choice not in (None, "none", "auto"):
-        raise InvalidField("tool_choice", f"forcing a tool call {_LATER}; use 'auto' or 'none'")
+        raise InvalidField("tool_choice", f"forcing a tool call {_LATER}; use 'none'")
+    if fields.tools and fields.tool_choice != "none":
+        raise InvalidField("tools", f"calling tools {_LATER}; leave it out, or send tool_choice: 'none'")
+    if fields.functions and fields.function_call != "none":
+        raise InvalidField("functions", f"calling functions {_LATER}; leave it out, or send function_call: 'none'")
     for name in ("tools", "chat_template_kwargs"):
         if not depth_of(getattr(fields, name), DEPTH_LIMIT):
             raise InvalidField(name, f"is nested more than {DEPTH_LIMIT} levels deep")

@@ -23,6 +23,9 @@ class KeyRing:
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [_digest(key) for key in keys]
 
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
     def check(self, path: str, headers: Mapping[str, str]) -> None:
         """Raises Unauthorized where a key is needed and `Authorization: Bearer` or `x-api-key` has none of ours."""
         if not self._digests or path in OPEN_PATHS or path.startswith(OPEN_PREFIX):

@@ -49,9 +49,10 @@ async def post_chat_completions(request: web.Request) -> web.StreamResponse:
     parts = request.app[PARTS]
     served = parts.taking_requests()
     body = await read_body(request, parts.context.settings.body_limit_bytes)
-    fields = parts.decoder.decode(body, ChatRequest)
+    fields = await parts.decoder.read(body, ChatRequest)
     check_model(fields.model, served)
     refuse_unsupported(fields)
+    bounds = served.bounds
     arguments = dict(fields.chat_template_kwargs or {})
     if fields.reasoning_effort is not None:
         arguments.setdefault("reasoning_effort", fields.reasoning_effort)
@@ -59,6 +60,7 @@ async def post_chat_completions(request: web.Request) -> web.StreamResponse:
         served.templates,
         served.tokenizer,
         fields.messages,
+        bounds=bounds,
         tools=fields.tools if fields.tool_choice != "none" else None,
         add_generation_prompt=fields.add_generation_prompt is not False,
         template_arguments=arguments,
@@ -68,7 +70,7 @@ async def post_chat_completions(request: web.Request) -> web.StreamResponse:
         fields,
         [prompt],
         served.tokenizer,
-        context=served.engine.token_limit,
+        bounds=bounds,
         request_id=f"{request_id}.{next(_serial)}",
     )
     shape = ChatShape(ask, served.tokenizer, request_id=request_id, model=served.model.id)
@@ -79,16 +81,17 @@ async def post_completions(request: web.Request) -> web.StreamResponse:
     parts = request.app[PARTS]
     served = parts.taking_requests()
     body = await read_body(request, parts.context.settings.body_limit_bytes)
-    fields = parts.decoder.decode(body, CompletionRequest)
+    fields = await parts.decoder.read(body, CompletionRequest)
     check_model(fields.model, served)
     refuse_unsupported(fields)
-    prompts = await completion_prompts(served.tokenizer, fields.prompt)
+    bounds = served.bounds
+    prompts = await completion_prompts(served.tokenizer, fields.prompt, bounds)
     request_id = current_request_id()
     ask = make_ask(
         fields,
         prompts,
         served.tokenizer,
-        context=served.engine.token_limit,
+        bounds=bounds,
         request_id=f"{request_id}.{next(_serial)}",
     )
     shape = CompletionShape(ask, served.tokenizer, request_id=request_id, model=served.model.id)

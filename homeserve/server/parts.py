@@ -9,6 +9,7 @@ from aiohttp import web
 
 from homeserve.errors import Draining, Loading, UnknownModel
 from homeserve.server.bodies import BodyDecoder
+from homeserve.server.bounds import Bounds
 from homeserve.server.context import ModelInfo, ServerContext, State
 from homeserve.server.metrics import Metrics
 
@@ -26,6 +27,13 @@ class Served:
     engine: Engine
     tokenizer: Tokenizer
     templates: TemplateHost
+
+    @property
+    def bounds(self) -> Bounds:
+        """A tokenizer may know more tokens than the model has rows for (added ones), or fewer (padding)."""
+        limits = self.engine.limits
+        vocab = min(self.model.vocab or self.tokenizer.vocab_size, self.tokenizer.vocab_size)
+        return Bounds(vocab, self.engine.token_limit, limits.running + limits.waiting)
 
 
 @dataclass

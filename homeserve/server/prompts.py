@@ -1,18 +1,27 @@
 """From what a client wrote to token ids: messages through the chat template, text by the tokenizer, ids as they are.
 
 Rendering happens in the template host's process. Tokenising happens on the loop while it is short, and in a thread
-above `INLINE_CHARS`, so that one long prompt delays no other stream.
+above `INLINE_CHARS`, so that one long prompt delays no other stream. A prompt that cannot fit the context is refused
+before that: by its number of ids, or by more characters than its tokens could have.
+
+Every id that leaves here is one of the model's: a tokenizer may know more tokens than the model has rows for, and a
+rank refuses the whole plan that names one, which would fail everybody else's requests too.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 
-from homeserve.errors import InvalidField
+from homeserve.errors import ContextOverflow, InvalidField
+from homeserve.server.bounds import Bounds
+from homeserve.server.control import ControlTexts
 from homeserve.server.fields import PROMPTS_LIMIT, Message
 
 if TYPE_CHECKING:
@@ -23,7 +32,11 @@ INLINE_CHARS = 1024
 INLINE_TOKENS = 1024
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+_MIXED = "mixes texts and token ids"
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
+
+
+_controls: WeakKeyDictionary[Tokenizer, ControlTexts] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -47,11 +60,33 @@ async def decode(tokenizer: Tokenizer, ids: list[int]) -> str:
     return await asyncio.to_thread(tokenizer.decode, ids)
 
 
-def check_ids(ids: list[int], vocab_size: int, field: str) -> None:
+async def check_ids(ids: list[int], vocab: int, field: str) -> None:
     """Raises InvalidField for a token id that the model does not have."""
-    if ids and not (0 <= min(ids) and max(ids) < vocab_size):
-        place = next(i for i, token in enumerate(ids) if not 0 <= token < vocab_size)
-        raise InvalidField(f"{field}[{place}]", f"{ids[place]} is no token id of this model (0 to {vocab_size - 1})")
+    if len(ids) <= INLINE_TOKENS:
+        _check_ids(ids, vocab, field)
+    else:
+        await asyncio.to_thread(_check_ids, ids, vocab, field)
+
+
+def _check_ids(ids: list[int], vocab: int, field: str) -> None:
+    if ids and not (0 <= min(ids) and max(ids) < vocab):
+        place = next(i for i, token in enumerate(ids) if not 0 <= token < vocab)
+        raise InvalidField(f"{field}[{place}]", f"{ids[place]} is no token id of this model (0 to {vocab - 1})")
+
+
+async def _check_length(text_len: int, tokenizer: Tokenizer, bounds: Bounds, field: str) -> None:
+    """Raises ContextOverflow for a text that has more characters than all the tokens of a context."""
+    if text_len <= max(INLINE_CHARS, bounds.context):
+        return
+    longest = await asyncio.to_thread(_longest_bytes, tokenizer)
+    if text_len > bounds.context * longest:
+        raise ContextOverflow(-(-text_len // longest), bounds.context - 1, field, at_least=True)
+
+
+@lru_cache(maxsize=2)
+def _longest_bytes(tokenizer: Tokenizer) -> int:
+    """Bytes of the longest token, which has no more characters than that."""
+    return max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
 
 
 # ------------------------------------------------------------------------------------------------------------ chat
@@ -62,6 +97,7 @@ async def chat_prompt(
     tokenizer: Tokenizer,
     messages: list[Message],
     *,
+    bounds: Bounds,
     tools: list[dict[str, Any]] | None,
     add_generation_prompt: bool,
     template_arguments: dict[str, Any],
@@ -69,21 +105,41 @@ async def chat_prompt(
     """The conversation as the model's template writes it, in tokens. Raises InvalidField.
 
     The template writes the beginning-of-text token itself where it wants one; if the model wants one and the template
-    wrote none, it is put in front, and there are never two.
+    wrote none, it is put in front, and there are never two. What a message says is text: a control token's name in it
+    is not obeyed (`ControlTexts`).
     """
     taken = _RESERVED & template_arguments.keys()
     if taken:
         raise InvalidField(f"chat_template_kwargs.{min(taken)}", "is set by its own field")
+    made = [_template_message(m, f"messages[{i}]") for i, m in enumerate(messages)]
+    await _check_length(sum(len(m["content"]) for m in made), tokenizer, bounds, "messages")
+    control = _controls.get(tokenizer)
+    if control is None:
+        control = _controls[tokenizer] = await asyncio.to_thread(_control_texts, tokenizer)
+    marked = await control.mark(made)
     text = await templates.render(
-        [_template_message(m, f"messages[{i}]") for i, m in enumerate(messages)],
-        tools=tools or None,
-        add_generation_prompt=add_generation_prompt,
-        **template_arguments,
+        marked.messages, tools=tools or None, add_generation_prompt=add_generation_prompt, **template_arguments
     )
-    ids = await encode(tokenizer, text, add_special=False)
+    await _check_length(len(text), tokenizer, bounds, "messages")
+    if marked.mark is None:
+        ids = await encode(tokenizer, text, add_special=False)
+    else:
+        ids = await asyncio.to_thread(_encode_marked, tokenizer, control, text, marked.mark)
+        text = text.replace(marked.mark, "")
     if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
         ids.insert(0, tokenizer.bos_id)
-    return _checked(ids, text, "messages")
+    return _checked(ids, text, "messages", tokenizer, bounds)
+
+
+def _control_texts(tokenizer: Tokenizer) -> ControlTexts:
+    return ControlTexts(tokenizer.token_text(token) for token in tokenizer.special_ids)
+
+
+def _encode_marked(tokenizer: Tokenizer, control: ControlTexts, text: str, mark: str) -> list[int]:
+    ids: list[int] = []
+    for piece, obeyed in control.pieces(text, mark):
+        ids += tokenizer.encode(piece, add_special=False, parse_special=obeyed)
+    return ids
 
 
 def _template_message(message: Message, where: str) -> dict[str, Any]:
@@ -139,35 +195,52 @@ def _arguments(arguments: str | dict[str, Any] | None) -> Any:
 # ------------------------------------------------------------------------------------------------------ completions
 
 
-async def completion_prompts(tokenizer: Tokenizer, prompt: str | list[str | int | list[int]]) -> list[Prompt]:
-    """One Prompt each of: a text, a list of texts, token ids, a list of lists of token ids. Raises InvalidField."""
+async def completion_prompts(
+    tokenizer: Tokenizer, prompt: str | list[str | int | list[int]], bounds: Bounds
+) -> list[Prompt]:
+    """One Prompt each of: a text, a list of texts, token ids, a list of lists of token ids. Raises InvalidField,
+    ContextOverflow."""
     if isinstance(prompt, str):
-        return [_checked(await encode(tokenizer, prompt, add_special=True), prompt, "prompt")]
+        return [await _from_text(prompt, tokenizer, bounds, "prompt")]
     if not prompt:
         raise InvalidField("prompt", "is empty")
-    kinds = {type(item) for item in prompt}
-    if len(kinds) > 1:
-        raise InvalidField("prompt", "mixes texts and token ids")
-    if kinds == {int}:
-        return [_from_ids([item for item in prompt if isinstance(item, int)], tokenizer, "prompt")]
+    if isinstance(prompt[0], int):
+        return [await _from_ids(prompt, tokenizer, bounds, "prompt")]
     if len(prompt) > PROMPTS_LIMIT:
         raise InvalidField("prompt", f"has {len(prompt)} entries, the limit is {PROMPTS_LIMIT}")
+    if len({type(item) for item in prompt}) > 1:
+        raise InvalidField("prompt", _MIXED)
     prompts = []
     for i, item in enumerate(prompt):
         if isinstance(item, str):
-            ids = await encode(tokenizer, item, add_special=True)
-            prompts.append(_checked(ids, item, f"prompt[{i}]"))
+            prompts.append(await _from_text(item, tokenizer, bounds, f"prompt[{i}]"))
         elif isinstance(item, list):
-            prompts.append(_from_ids(item, tokenizer, f"prompt[{i}]"))
+            prompts.append(await _from_ids(item, tokenizer, bounds, f"prompt[{i}]"))
     return prompts
 
 
-def _from_ids(ids: list[int], tokenizer: Tokenizer, where: str) -> Prompt:
-    check_ids(ids, tokenizer.vocab_size, where)
-    return _checked(ids, None, where)
+async def _from_text(text: str, tokenizer: Tokenizer, bounds: Bounds, where: str) -> Prompt:
+    await _check_length(len(text), tokenizer, bounds, where)
+    return _checked(await encode(tokenizer, text, add_special=True), text, where, tokenizer, bounds)
 
 
-def _checked(ids: list[int], text: str | None, where: str) -> Prompt:
+async def _from_ids(items: Sequence[object], tokenizer: Tokenizer, bounds: Bounds, where: str) -> Prompt:
+    """The length first: nothing that is longer than the context is looked at."""
+    if len(items) >= bounds.context:
+        raise ContextOverflow(len(items), bounds.context - 1, where)
+    ids = [item for item in items if isinstance(item, int)]
+    if len(ids) < len(items):
+        raise InvalidField(where, _MIXED)
+    await check_ids(ids, bounds.vocab, where)
+    return _checked(ids, None, where, tokenizer, bounds)
+
+
+def _checked(ids: list[int], text: str | None, where: str, tokenizer: Tokenizer, bounds: Bounds) -> Prompt:
+    """Raises InvalidField for no tokens, or for one that the tokenizer knows and the model does not."""
     if not ids:
         raise InvalidField(where, "has no tokens")
+    if bounds.vocab < tokenizer.vocab_size and max(ids) >= bounds.vocab:
+        token = max(ids)
+        name = tokenizer.token_text(token)
+        raise InvalidField(where, f"has the token {name!r} ({token}), for which the model has no weights")
     return Prompt(tuple(ids), text)

@@ -16,7 +16,7 @@ async def post_tokenize(request: web.Request) -> web.StreamResponse:
     parts = request.app[PARTS]
     served = parts.served()
     body = await read_body(request, parts.context.settings.body_limit_bytes)
-    fields = parts.decoder.decode(body, TokenizeRequest)
+    fields = await parts.decoder.read(body, TokenizeRequest)
     check_model(fields.model, served)
     if (fields.prompt is None) == (fields.messages is None):
         raise InvalidField("prompt", "give either prompt or messages")
@@ -30,6 +30,7 @@ async def post_tokenize(request: web.Request) -> web.StreamResponse:
             served.templates,
             served.tokenizer,
             fields.messages or [],
+            bounds=served.bounds,
             tools=fields.tools,
             add_generation_prompt=fields.add_generation_prompt is not False,
             template_arguments=fields.chat_template_kwargs or {},
@@ -43,7 +44,9 @@ async def post_detokenize(request: web.Request) -> web.StreamResponse:
     parts = request.app[PARTS]
     served = parts.served()
     body = await read_body(request, parts.context.settings.body_limit_bytes)
-    fields = parts.decoder.decode(body, DetokenizeRequest)
+    fields = await parts.decoder.read(body, DetokenizeRequest)
     check_model(fields.model, served)
-    check_ids(fields.tokens, served.tokenizer.vocab_size, "tokens")
+    if len(fields.tokens) > served.bounds.context:
+        raise InvalidField("tokens", f"has {len(fields.tokens)} entries; the context holds {served.bounds.context}")
+    await check_ids(fields.tokens, served.tokenizer.vocab_size, "tokens")
     return json_response({"schema": 1, "prompt": await decode(served.tokenizer, fields.tokens)})

@@ -46,7 +46,7 @@ def assert_error(answer: httpx.Response, status: int, code: str) -> None:
 
 
 def head(length: int) -> bytes:
-    return f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode()
+    return f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n".encode()
 
 
 def test_limits(small: Any, wait_until: Callable[..., Any]) -> None:
@@ -77,7 +77,7 @@ def garbage(run: Any) -> None:
         b"\x00" * 64,
         b"GET / HTTP/1.1\r\n" + b"A: " + b"b" * 4096 + b"\r\n\r\n",
         b"GET /" + b"a" * 4096 + b" HTTP/1.1\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         head(100) + b"{",
     )

@@ -10,10 +10,12 @@ import pytest
 
 from homeserve.errors import ContextOverflow, InvalidField
 from homeserve.server.ask import Ask, derived_seed, make_ask
+from homeserve.server.bounds import Bounds
 from homeserve.server.fields import ChatRequest, CompletionRequest, Message
 from homeserve.server.prompts import Prompt, chat_prompt, completion_prompts
 
 END = 256
+BOUNDS = Bounds(vocab=258, context=4096, sequences=1000)
 
 
 class ByteTokenizer:
@@ -37,6 +39,9 @@ class ByteTokenizer:
     def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if token < 256 else b""
 
+    def token_text(self, token: int) -> str:
+        return {END: "<end>", 257: "<begin>"}.get(token) or chr(token)
+
 
 class EchoTemplates:
     """Writes what it was given, so that tests see it."""
@@ -50,10 +55,17 @@ class EchoTemplates:
         return "".join(m["content"] for m in messages) if self.text is None else self.text
 
 
-def ask(prompts: list[Prompt] | None = None, context: int = 100, **fields: Any) -> Ask:
+def ask(
+    prompts: list[Prompt] | None = None,
+    context: int = 100,
+    vocab: int = ByteTokenizer.vocab_size,
+    sequences: int = 1000,
+    **fields: Any,
+) -> Ask:
     decoded = msgspec.json.decode(msgspec.json.encode({"prompt": "hi", **fields}), type=CompletionRequest)
     tokenizer: Any = ByteTokenizer()
-    return make_ask(decoded, prompts or [Prompt((1, 2, 3))], tokenizer, context=context, request_id="r")
+    bounds = Bounds(vocab, context, sequences)
+    return make_ask(decoded, prompts or [Prompt((1, 2, 3))], tokenizer, bounds=bounds, request_id="r")
 
 
 def test_choices_use_seeds_that_follow_from_the_request() -> None:
@@ -73,8 +85,20 @@ def test_any_seed_becomes_one_that_a_rank_can_use(seed: int) -> None:
     assert all(0 <= derived_seed(seed, k) < 2**63 for k in range(16))
 
 
-def test_answers_get_the_rest_of_the_context() -> None:
-    assert ask(context=100).calls[0].max_tokens == 97
+def chat_ask(**fields: Any) -> Ask:
+    decoded = msgspec.convert({"messages": [{"role": "user"}], **fields}, ChatRequest)
+    tokenizer: Any = ByteTokenizer()
+    return make_ask(decoded, [Prompt((1, 2, 3))], tokenizer, bounds=Bounds(258, 100, 8), request_id="r")
+
+
+def test_a_chat_answer_gets_the_rest_of_the_context_and_a_completion_16_tokens() -> None:
+    assert chat_ask().calls[0].max_tokens == 97
+    assert ask(context=100).calls[0].max_tokens == 16
+    assert ask(context=10).calls[0].max_tokens == 7
+    assert ask(context=100, min_tokens=20).calls[0].max_tokens == 20
+
+
+def test_limits_of_tokens_are_clipped_to_the_context() -> None:
     assert ask(context=100, max_tokens=500).calls[0].max_tokens == 97
     assert ask(context=100, max_tokens=5).calls[0].max_tokens == 5
     assert ask(context=100, max_tokens=5, max_completion_tokens=3).calls[0].max_tokens == 3
@@ -97,6 +121,13 @@ def test_ignore_eos_forbids_the_end_for_the_whole_sequence() -> None:
     assert call.sampling.forbidden == (END,) and call.sampling.min_tokens == 9
 
 
+def test_ignore_eos_keeps_the_ends_that_the_client_names() -> None:
+    call = ask(ignore_eos=True, max_tokens=9, stop_token_ids=[10]).calls[0]
+    assert call.end_tokens == {10} and call.sampling.forbidden == (END,)
+    call = ask(ignore_eos=True, max_tokens=9, stop_token_ids=[END]).calls[0]
+    assert call.end_tokens == {END} and call.sampling.forbidden == ()
+
+
 def test_min_tokens_forbids_the_end_for_a_while() -> None:
     call = ask(min_tokens=4, stop_token_ids=[10]).calls[0]
     assert call.end_tokens == {END, 10}
@@ -116,10 +147,36 @@ def test_bias_of_a_token_that_is_not_there_is_refused() -> None:
         ask(logit_bias={"258": 1})
 
 
+@pytest.mark.parametrize("field", ["logit_bias", "stop_token_ids"])
+def test_ids_that_only_the_tokenizer_has_are_refused(field: str) -> None:
+    """A rank refuses the whole plan that names one."""
+
+    def told(token: int) -> Any:
+        return {str(token): 1} if field == "logit_bias" else [token]
+
+    assert ask(vocab=200, min_tokens=1, **{field: told(199)})
+    for token in (200, 257, 2**31 - 1):
+        with pytest.raises(InvalidField, match=f"{field}: {token} is no token id of this model .0 to 199"):
+            ask(vocab=200, min_tokens=1, **{field: told(token)})
+
+
+def test_ends_that_the_model_cannot_draw_are_not_forbidden_to_it() -> None:
+    call = ask(vocab=200, ignore_eos=True, max_tokens=3).calls[0]
+    assert call.sampling.forbidden == () and call.end_tokens == frozenset()
+
+
 def test_prompts_times_choices_is_bounded() -> None:
     assert len(ask([Prompt((1,))] * 8, n=16).calls) == 128
     with pytest.raises(InvalidField, match="n: "):
         ask([Prompt((1,))] * 9, n=16)
+
+
+def test_more_sequences_than_the_server_holds_are_not_to_be_tried_again() -> None:
+    assert ask(n=6, sequences=6)
+    with pytest.raises(InvalidField, match="n: .* more than 6 on this server .--max-running plus --max-waiting"):
+        ask(n=7, sequences=6)
+    with pytest.raises(InvalidField, match="prompt: has 7 entries; the limit is 6"):
+        ask([Prompt((1,))] * 7, sequences=6)
 
 
 def test_calls_have_names_of_their_own() -> None:
@@ -133,9 +190,9 @@ def test_empty_stop_strings_are_no_stop_strings() -> None:
 # ------------------------------------------------------------------------------------------------------------ prompts
 
 
-def prompts_of(prompt: Any, add_bos: bool = False) -> list[Prompt]:
+def prompts_of(prompt: Any, add_bos: bool = False, bounds: Bounds = BOUNDS) -> list[Prompt]:
     tokenizer: Any = ByteTokenizer(add_bos)
-    return asyncio.run(completion_prompts(tokenizer, prompt))
+    return asyncio.run(completion_prompts(tokenizer, prompt, bounds))
 
 
 def test_prompts_are_texts_or_ids_alone_or_in_lists() -> None:
@@ -157,11 +214,60 @@ def test_a_wrong_prompt_is_named(prompt: Any, path: str) -> None:
     assert caught.value.param == path
 
 
+def test_a_prompt_longer_than_the_context_is_not_looked_at() -> None:
+    small = Bounds(258, 100, 8)
+    with pytest.raises(ContextOverflow, match="has 100 tokens, the limit is 99"):
+        prompts_of([999] * 100, bounds=small)
+    with pytest.raises(ContextOverflow, match=r"has 100 tokens") as caught:
+        prompts_of([[1], [999] * 100], bounds=small)
+    assert caught.value.param == "prompt[1]"
+
+    class Unused(ByteTokenizer):
+        def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+            raise AssertionError("too long to be cut")
+
+    tokenizer: Any = Unused()
+    with pytest.raises(ContextOverflow, match="at least 5000 tokens, the limit is 99"):
+        asyncio.run(completion_prompts(tokenizer, "x" * 5000, small))
+    templates: Any = EchoTemplates()
+    with pytest.raises(ContextOverflow) as caught:
+        message = Message(role="user", content="x" * 5000)
+        asyncio.run(
+            chat_prompt(
+                templates,
+                tokenizer,
+                [message],
+                bounds=small,
+                tools=None,
+                add_generation_prompt=True,
+                template_arguments={},
+            )
+        )
+    assert caught.value.param == "messages" and not templates.seen
+
+
+def test_text_with_a_token_that_the_model_lacks_is_refused_by_its_name() -> None:
+    narrow = Bounds(200, 100, 8)
+    with pytest.raises(InvalidField, match="prompt: has the token 'Ã' .195., for which the model has no weights"):
+        prompts_of("é", bounds=Bounds(195, 100, 8))
+    with pytest.raises(InvalidField, match="prompt: has the token '<begin>' .257."):
+        prompts_of("a", add_bos=True, bounds=narrow)
+    with pytest.raises(InvalidField, match="messages: has the token '<begin>'"):
+        conversation([{"role": "user", "content": "a"}], add_bos=True, bounds=narrow)
+    with pytest.raises(InvalidField, match=r"prompt\[1\]: 200 is no token id of this model"):
+        prompts_of([1, 200], bounds=narrow)
+
+
 def conversation(messages: Any, add_bos: bool = False, text: str | None = None, **more: Any) -> tuple[Prompt, Any]:
     templates: Any = EchoTemplates(text)
     tokenizer: Any = ByteTokenizer(add_bos)
     decoded = msgspec.json.decode(msgspec.json.encode(messages), type=list[Message])
-    arguments: dict[str, Any] = {"tools": None, "add_generation_prompt": True, "template_arguments": {}} | more
+    arguments: dict[str, Any] = {
+        "bounds": BOUNDS,
+        "tools": None,
+        "add_generation_prompt": True,
+        "template_arguments": {},
+    } | more
     return asyncio.run(chat_prompt(templates, tokenizer, decoded, **arguments)), templates.seen
 
 
@@ -224,5 +330,10 @@ def test_chat_and_completions_read_the_same_sampling_fields() -> None:
     shared |= {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.3}
     chat = msgspec.convert({"messages": [{"role": "user"}], **shared}, ChatRequest)
     tokenizer: Any = ByteTokenizer()
-    made = make_ask(chat, [Prompt((1, 2, 3))], tokenizer, context=100, request_id="r")
+    made = make_ask(chat, [Prompt((1, 2, 3))], tokenizer, bounds=BOUNDS, request_id="r")
     assert made.calls[0].sampling == ask(**shared).calls[0].sampling
+
+
+def test_the_penalty_on_repetition_has_two_names() -> None:
+    assert ask(repeat_penalty=1.3).calls[0].sampling.repetition_penalty == 1.3
+    assert ask(repetition_penalty=1.3).calls[0].sampling.repetition_penalty == 1.3

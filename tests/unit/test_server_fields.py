@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homeserve.errors import InvalidField
-from homeserve.server.bodies import IGNORED_NAMES_LIMIT, BodyDecoder, depth_of
+from homeserve.server.bodies import IGNORED_NAMES_LIMIT, INLINE_BYTES, VALUES_LIMIT, BodyDecoder, depth_of
 from homeserve.server.fields import (
     ChatRequest,
     CompletionRequest,
@@ -57,6 +58,21 @@ def refused(make: Any, **fields: Any) -> InvalidField:
         ({"top_p": 1.01}, "top_p"),
         ({"min_p": -1}, "min_p"),
         ({"typical_p": 2}, "typical_p"),
+        ({"typical_p": 0}, "typical_p"),
+        ({"repeat_penalty": 0}, "repeat_penalty"),
+        ({"repeat_penalty": 1.1, "repetition_penalty": 1.2}, "repeat_penalty"),
+        ({"dry_multiplier": 0.8}, "dry_multiplier"),
+        ({"xtc_probability": 0.5}, "xtc_probability"),
+        ({"xtc_probability": "much"}, "xtc_probability"),
+        ({"mirostat": 2}, "mirostat"),
+        ({"top_n_sigma": 1}, "top_n_sigma"),
+        ({"tfs_z": 0}, "tfs_z"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"bad_words": ["x"]}, "bad_words"),
+        ({"ignore_eos": True, "min_tokens": 2, "stop_token_ids": [1]}, "min_tokens"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}], "tool_choice": "auto"}, "tools"),
+        ({"functions": [{"name": "f"}]}, "functions"),
         ({"top_k": 1.5}, "top_k"),
         ({"top_k": -2}, "top_k"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
@@ -123,6 +139,15 @@ def test_null_means_not_said() -> None:
     assert chat(**dict.fromkeys(names)) == chat()
 
 
+def test_fields_that_do_nothing_are_accepted() -> None:
+    chat(tools=[], functions=[])
+    chat(tools=[{"type": "function"}], tool_choice="none")
+    chat(functions=[{"name": "f"}], function_call="none")
+    chat(dry_multiplier=0, dry_base=1.75, xtc_probability=0.0, xtc_threshold=0.1, mirostat=0, mirostat_tau=5.0)
+    chat(top_n_sigma=-1.0, tfs_z=1.0, use_beam_search=False, bad_words=[])
+    assert chat(repeat_penalty=1.1, repetition_penalty=1.1).repeat_penalty == 1.1
+
+
 def test_fields_of_bench_tools_are_accepted() -> None:
     fields = chat(
         ignore_eos=True,
@@ -154,7 +179,7 @@ def test_fields_of_bench_tools_are_accepted() -> None:
         b'{"messages": [{"role": "user"}]} trailing',
         b'{"temperature": NaN, "messages": []}',
         b'{"x": ' + b"[" * 100_000,
-        b'{"messages": [], "tools": ' + b'[{"a":' * 50_000,
+        b'{"messages": [{"role": "user"}], "tools": ' + b'[{"a":' * 50_000,
         b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     ],
 )
@@ -218,3 +243,24 @@ def test_deep_values_that_are_handed_on_are_refused() -> None:
 def test_depth_counts_levels() -> None:
     assert depth_of(1, 0) and depth_of([1], 1) and depth_of({"a": [1]}, 2)
     assert not depth_of({"a": [[1]]}, 2)
+
+
+async def test_a_large_body_is_decoded_in_a_thread_and_its_values_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    threads = []
+    decode = BodyDecoder.decode
+
+    def watched(self: BodyDecoder, body: bytes, kind: Any) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return decode(self, body, kind)
+
+    monkeypatch.setattr(BodyDecoder, "decode", watched)
+    decoder = BodyDecoder()
+    large = msgspec.json.encode({"prompt": "x" * INLINE_BYTES, "frobnicate": 1})
+    with caplog.at_level(logging.INFO, "homeserve.server"):
+        assert (await decoder.read(b'{"prompt": "x"}', CompletionRequest)).prompt == "x"
+        assert len((await decoder.read(large, CompletionRequest)).prompt) == INLINE_BYTES
+    assert threads == [True, False] and not caplog.records
+    with pytest.raises(InvalidField, match=f"body: has more than {VALUES_LIMIT} values"):
+        await decoder.read(b'{"prompt": [' + b"1," * VALUES_LIMIT + b"1,1]}", CompletionRequest)

@@ -58,6 +58,9 @@ class ByteTokenizer:
     def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if token < 256 else b""
 
+    def token_text(self, token: int) -> str:
+        return "<end>" if token == END else chr(token)
+
 
 class PlainTemplates:
     async def render(self, messages: Any, tools: Any = None, add_generation_prompt: bool = True, **more: Any) -> str:
@@ -204,7 +207,7 @@ async def serving(loaded: bool = True, waiting: int = 8, **settings: Any) -> Asy
     fleet.engine = engine
     parts: dict[str, Any] = {}
     if loaded:
-        model = ModelInfo("tiny", "/models/tiny.gguf", "llama", "Q4_1", 256, created=5)
+        model = ModelInfo("tiny", "/models/tiny.gguf", "llama", "Q4_1", 256, vocab=257, created=5)
         parts = {"engine": engine, "tokenizer": ByteTokenizer(), "templates": PlainTemplates(), "model": model}
     world: World
     context = ServerContext(
@@ -487,7 +490,7 @@ async def test_a_stalled_reader_is_let_go() -> None:
             patch.setattr(sse.EventStream, "abandon", abandon)
             patch.setattr(sse.EventStream, "send", _fat_send)
             body = json.dumps({"prompt": "q", "stream": True, "max_tokens": 200}).encode()
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
             writer.write(head.encode() + body)
             await world.wait_for(lambda: bool(stalls))
         await world.wait_for(lambda: world.running == 0)
@@ -573,7 +576,8 @@ async def test_a_full_queue_is_429_and_nothing_stays_behind() -> None:
             assert_error((response.status, await response.json()), 429, "queue_full")
         asking.cancel()
         await world.wait_for(lambda: world.running == 0)
-        assert_error(await world.chat(n=16), 429, "queue_full")
+        assert_error(await world.chat(n=16), 400, "invalid_field", "n")
+        assert_error(await world.complete(prompt=["a"] * 7), 400, "invalid_field", "prompt")
         assert world.running == 0
 
 
@@ -641,12 +645,12 @@ async def test_keys(tmp_path: Any) -> None:
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         b"GET\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: " + b"b" * 20000 + b"\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: banana\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        b"GET /" + b"a" * 20000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"A: " + b"b" * 20000 + b"\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: banana\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /" + b"a" * 20000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"\r\n\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\n" + b"".join(b"H%d: x\r\n" % i for i in range(300)) + b"\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"".join(b"H%d: x\r\n" % i for i in range(300)) + b"\r\n",
     ],
 )
 async def test_garbage_is_refused_and_the_server_goes_on(garbage: bytes) -> None:
@@ -682,7 +686,7 @@ async def _too_many_connections(caplog: pytest.LogCaptureFixture) -> None:
             link.close()
         while b"503" in answer:
             reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
-            writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             answer = await reader.readline()
             writer.close()
             await writer.wait_closed()
@@ -800,5 +804,6 @@ async def test_the_page_comes_with_a_strict_policy() -> None:
 async def test_no_answer_names_the_library_or_allows_other_origins() -> None:
     async with serving() as world:
         async with world.client.get(world.url("/version"), headers={"Origin": "http://evil"}) as response:
+            assert response.status == 403
             assert response.headers["Server"] == "homeserve"
             assert not [name for name in response.headers if name.lower().startswith("access-control")]
