@@ -14,36 +14,35 @@ needed, so that the port is bound and the first line printed before NumPy, aioht
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
-import ipaddress
 import json
 import logging
 import os
-import re
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from budget.facts import ISA_LEVELS, HostFacts, ModelShape
-from budget.host import read_host
-from budget.plan import MIB, HostPlan, Refusal, Wish, plan_host
-from homeserve.errors import BudgetError, HomeserveError, SettingError
-from homeserve.instances import Record, running, write_atomically
+from budget.facts import HostFacts, ModelShape
+from budget.host import read_host, read_memory
+from budget.plan import HostPlan, Wish
+from homeserve.errors import HomeserveError, SettingError, WorkerOutOfMemory
+from homeserve.instances import Record, write_atomically
+from homeserve.kernels import check_kernels
+from homeserve.model_facts import ModelFacts, find_model, read_model
 from homeserve.server.context import LoadProgress, ModelInfo, ServerContext, State
-from homeserve.settings import Settings, cache_dir, flag, read_api_keys, runtime_dir
+from homeserve.server.port import is_loopback, listen, url_of
+from homeserve.settings import Settings, cache_dir, read_api_keys, runtime_dir
 
 if TYPE_CHECKING:
     from homeserve.checkpoint import Checkpoint
     from homeserve.engine.engine import Engine
     from homeserve.engine.request import EngineLimits
     from homeserve.fleet import Fleet, Loss
-    from homeserve.models.config import ModelConfig
     from homeserve.server.application import HttpServer
     from homeserve.text.templates import TemplateHost
     from homeserve.text.tokenizer import Tokenizer
@@ -146,11 +145,14 @@ class App:
         await server.start(listener)
 
     async def _load(self, host: HostFacts) -> ModelInfo:
-        path = await self._find_model()
+        self._progress("finding the model", None, None)
+        path = await find_model(self.settings.model, cache_dir(self.settings, self._environ), self._progress)
         self._progress("reading the model's facts", None, None)
-        facts = await asyncio.to_thread(_read_model, path, self.settings)
+        facts = await asyncio.to_thread(read_model, path, self.settings)
         self._stack.callback(facts.checkpoint.close)
-        plan = self._plan(facts, host)
+        from homeserve.sizing import engine_limits, plan_of
+
+        plan = plan_of(self.settings, facts, host)
         model = replace(facts.info, context=plan.context)
         self._watcher.on_plan(model, facts.shape, plan)
         limits = engine_limits(self.settings, plan)
@@ -169,6 +171,7 @@ class App:
     async def _make_fleet(self, limits: EngineLimits, relay: Relay) -> Fleet:
         from homeserve.engine.scheduler import plan_bytes_limit, result_bytes_limit
         from homeserve.fleet import Fleet, FleetSpec
+        from homeserve.sizing import PLANS_IN_FLIGHT
         from homeserve.wire.segments import sweep
 
         settings = self.settings
@@ -194,7 +197,11 @@ class App:
         return fleet
 
     async def _load_both(self, fleet: Fleet, facts: ModelFacts, plan: HostPlan, limits: EngineLimits) -> Tokenizer:
-        """Weights on the rank and the tokenizer here, at the same time."""
+        """Weights on the rank and the tokenizer here, at the same time.
+
+        Raises BudgetError where the kernel killed the worker for memory: the plan was wrong, or is not true any more.
+        """
+        from homeserve.sizing import killed_for_memory, logit_row_limit, row_limit
         from homeserve.wire.records import LoadSpec
 
         spec = LoadSpec(
@@ -214,15 +221,21 @@ class App:
             await fleet.start()
             await fleet.load(spec, self._progress)
 
+        cache = cache_dir(self.settings, self._environ)
+
         async def build() -> Tokenizer:
-            return await asyncio.to_thread(_build_tokenizer, facts.checkpoint, cache_dir(self.settings, self._environ))
+            return await asyncio.to_thread(_build_tokenizer, facts.checkpoint, cache)
 
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(load())
                 tokenizer = group.create_task(build())
         except BaseExceptionGroup as failures:
-            raise _first_error(failures) from None
+            error = _first_error(failures)
+            if isinstance(error, WorkerOutOfMemory):
+                memory = await asyncio.to_thread(read_memory)
+                error = killed_for_memory(self.settings, facts, plan, memory, error)
+            raise error from None
         return tokenizer.result()
 
     async def _start_engine(self, fleet: Fleet, relay: Relay, limits: EngineLimits) -> None:

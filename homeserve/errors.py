@@ -11,6 +11,7 @@
     ├── FetchError                      exit 2 · a download that failed: network, digest, disk, permission
     ├── WorkerError                     exit 3 · a worker process failed
     │   ├── WorkerStartError            it did not come up
+    │   │   └── WorkerOutOfMemory       because the kernel killed it for want of memory
     │   ├── WorkerLost                  it died or hung more often than restarts allow
     │   └── WireError                   a record between processes is damaged or out of order
     │       └── RecordTooLarge          a record is larger than the slot that should hold it
@@ -110,6 +111,12 @@ class WorkerError(HomeserveError):
 
 class WorkerStartError(WorkerError):
     code = "worker_start"
+
+
+class WorkerOutOfMemory(WorkerStartError):
+    """The kernel killed a worker for want of memory before it served."""
+
+    code = "worker_out_of_memory"
 
 
 class WorkerLost(WorkerError):

@@ -138,7 +138,7 @@ def _requirements() -> Check:
 
 
 def _native(host: HostFacts) -> Check:
-    from homeserve.app import BUILD_KERNELS, kernel_folder, kernel_levels
+    from homeserve.kernels import BUILD_KERNELS, kernel_folder, kernel_levels
 
     there = kernel_levels()
     if not there:
@@ -222,7 +222,7 @@ def _default_model(cache: Path) -> Check:
 
 
 def _port(settings: Settings) -> Check:
-    from homeserve.app import listen
+    from homeserve.server.port import listen
 
     try:
         listen(settings.host, settings.port, Path("/nonexistent")).close()

@@ -24,7 +24,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from enum import Enum
 from typing import Any, TypeVar
 
-from homeserve.errors import WireError, WorkerStartError
+from homeserve.errors import WireError, WorkerOutOfMemory, WorkerStartError
 from homeserve.fleet.book import PlanBook
 from homeserve.fleet.capture import Captures
 from homeserve.fleet.oom import oom_kill_count
@@ -152,7 +152,8 @@ class Life:
         if log_end is not None and self.state is LifeState.LOST:  # its last lines may still be in the pipe
             await asyncio.wait({log_end}, timeout=TERM_GRACE_S)
         words = self.ranks[loss.rank].relay.last_words()
-        return WorkerStartError(f"rank {loss.rank} {loss.why}" + (f"; it said: {words}" if words else ""))
+        kind = WorkerOutOfMemory if loss.oom else WorkerStartError
+        return kind(f"rank {loss.rank} {loss.why}" + (f"; it said: {words}" if words else ""))
 
     # -------------------------------------------------------------------------------------------------------- plans
 

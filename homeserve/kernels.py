@@ -1,0 +1,33 @@
+"""Which native CPU libraries were built, seen from the engine process: their files, never their contents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import backends
+from budget.facts import ISA_LEVELS, HostFacts
+from homeserve.errors import SettingError
+
+BUILD_KERNELS = "install a C++ compiler (Debian, Ubuntu: apt install g++) and install homeserve again"
+
+
+def kernel_folder() -> Path:
+    """Where the build puts the native CPU libraries. The backend itself is the worker's to import."""
+    return Path(backends.__file__ or "").parent / "cpu" / "lib"
+
+
+def kernel_levels() -> tuple[str, ...]:
+    """The levels that were built, the best first."""
+    found = {path.stem for path in kernel_folder().glob("libhomeserve_cpu_*")}
+    return tuple(level for level in ISA_LEVELS if f"libhomeserve_cpu_{level}" in found)
+
+
+def check_kernels(isa: str | None, host: HostFacts) -> None:
+    """Raises SettingError where no level was built, or the one that was asked for cannot be had here."""
+    there = kernel_levels()
+    if not there:
+        raise SettingError(f"no native CPU library in {kernel_folder()}", field="backend", fix=BUILD_KERNELS)
+    usable = [level for level in there if level in host.cpu.levels]
+    if isa is not None and isa not in usable:
+        why = "this CPU cannot run it" if isa in there else "it was not built"
+        raise SettingError(f"--isa {isa}: {why}", field="isa", fix=f"leave it out, or use {' or '.join(usable)}")

@@ -1,0 +1,103 @@
+"""A model before it is loaded: found (and perhaps fetched), opened, and what the engine process keeps of it.
+
+The slow parts, imports of the rooms that they need among them, run in threads. A thread cannot be cancelled, so an
+interrupted fetch is ended by what its next word of progress raises, and waited for, because it then removes what is
+half-done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from budget.facts import ModelShape
+from homeserve.errors import HomeserveError
+from homeserve.server.context import ModelInfo
+from homeserve.settings import Settings
+
+if TYPE_CHECKING:
+    from homeserve.checkpoint import Checkpoint
+    from homeserve.models.config import ModelConfig
+
+Told = Callable[[str, int | None, int | None], None]
+"""Progress: stage, done bytes, total bytes."""
+
+FETCH_CANCEL_S = 6.0
+"""What an interrupted fetch may take to end its helper process and remove what is half-done."""
+
+
+async def find_model(name: str | None, cache: Path, told: Told) -> str:
+    """The path of the model called `name`, fetched if need be. Raises ModelNotFound, FetchError."""
+    report = ThreadProgress(asyncio.get_running_loop(), told)
+    finding = asyncio.ensure_future(asyncio.to_thread(_resolve, name, cache, report))
+    try:
+        return await asyncio.shield(finding)
+    except asyncio.CancelledError:
+        report.interrupted = True
+        await asyncio.wait({finding}, timeout=FETCH_CANCEL_S)
+        raise
+
+
+def _resolve(name: str | None, cache: Path, progress: ThreadProgress) -> str:
+    from homeserve.checkpoint import names
+
+    return names.resolve(name, cache_dir=cache, progress=progress)
+
+
+class ThreadProgress:
+    """Progress of a thread, told on the loop. A thread cannot be cancelled, but what this raises ends its fetch."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, told: Told) -> None:
+        self.interrupted = False
+        self._loop = loop
+        self._told = told
+
+    def __call__(self, stage: str, done_bytes: int, total_bytes: int) -> None:
+        if self.interrupted:
+            raise InterruptedError("the start was interrupted")
+        self._loop.call_soon_threadsafe(self._told, stage, done_bytes, total_bytes)
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the engine process keeps of a model: names and numbers; the tensors stay in the mapped file."""
+
+    checkpoint: Checkpoint
+    config: ModelConfig
+    info: ModelInfo
+    shape: ModelShape
+
+
+def read_model(path: str, settings: Settings) -> ModelFacts:
+    """Open a checkpoint and read what the plan needs. Raises ModelErrors."""
+    from homeserve import checkpoint
+    from homeserve.models import facts, registry
+
+    opened = checkpoint.open(path)
+    try:
+        config = registry.family(opened.arch).config_from(opened.metadata)
+        shape = ModelShape(
+            name=settings.model_id or model_id_of(path),
+            weights_bytes=facts.weight_bytes(opened.tensors),
+            kv_bytes_per_token=facts.kv_bytes_per_token(config, settings.kv_type),
+            context=config.context,
+            hidden=config.hidden,
+            ffn=config.ffn,
+            vocab=config.vocab,
+        )
+    except HomeserveError:
+        opened.close()
+        raise
+    info = ModelInfo(shape.name, path, opened.arch, opened.quant_label, config.context, config.vocab, int(time.time()))
+    return ModelFacts(opened, config, info, shape)
+
+
+def model_id_of(path: str) -> str:
+    """The file's name without its ending and part number; a folder's name."""
+    name = Path(path).name
+    return re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", name, flags=re.I) or name
