@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import logging
 import socket
@@ -130,7 +131,7 @@ class ScriptFleet:
         entry = Logprobs(token, -0.5, ((65, -1.0), (66, float("-inf")))[:top]) if top >= 0 else None
         return Sample(row.lane, row.request, row.start + max(1, len(tokens)), token, entry, about)
 
-    async def restart(self) -> None:
+    async def restart(self, kv_slots: int | None = None) -> None:
         raise AssertionError("not in these tests")
 
     def shared_memory_names(self) -> list[str]:
@@ -807,3 +808,44 @@ async def test_no_answer_names_the_library_or_allows_other_origins() -> None:
             assert response.status == 403
             assert response.headers["Server"] == "homeserve"
             assert not [name for name in response.headers if name.lower().startswith("access-control")]
+
+
+async def test_a_server_without_keys_lets_in_programs_and_its_own_page() -> None:
+    async with serving() as world:
+        body = {"prompt": "abc", "max_tokens": 1}
+        own = f"http://127.0.0.1:{world.port}"
+        form = {"Content-Type": "application/x-www-form-urlencoded"}
+        for headers in ({}, form, {"Origin": own, "Content-Type": "application/json"}, {"Host": "localhost"}):
+            assert (await world.post("/v1/completions", body, headers=headers))[0] == 200
+        for headers in ({"Origin": "http://evil"}, {"Origin": "null"}, {"Origin": own, "Content-Type": "text/plain"}):
+            answer = await world.post("/v1/completions", body, headers=headers)
+            assert_error(answer, 403, "forbidden_origin")
+            assert answer[1]["error"]["type"] == "permission_error"
+        for path in ("/", "/health", "/v1/models"):
+            assert_error(await world.get(path, headers={"Host": "evil.example"}), 403, "forbidden_host")
+        assert world.running == 0
+
+
+async def test_keys_open_the_door_to_every_name(tmp_path: Any) -> None:
+    file = tmp_path / "keys"
+    file.write_text("key\n")
+    async with serving(api_key_file=str(file)) as world:
+        headers = {"Host": "evil.example", "Origin": "http://evil", "x-api-key": "key"}
+        assert (await world.get("/v1/models", headers=headers))[0] == 200
+
+
+async def test_ids_that_the_model_lacks_never_reach_a_plan() -> None:
+    async with serving() as world:
+        assert world.context.model is not None
+        world.context.model = dataclasses.replace(world.context.model, vocab=200)
+        plans = world.fleet.seq
+        for fields in ({"stop_token_ids": [200]}, {"logit_bias": {"200": 1}}):
+            answer = await world.complete(min_tokens=1, **fields)
+            assert_error(answer, 400, "invalid_field", next(iter(fields)))
+        assert_error(await world.complete(prompt=[200]), 400, "invalid_field", "prompt[0]")
+        assert_error(await world.complete(prompt="\u0438"), 400, "invalid_field", "prompt")
+        assert_error(
+            await world.chat(messages=[{"role": "user", "content": "\u0438"}]), 400, "invalid_field", "messages"
+        )
+        assert world.fleet.seq == plans
+        assert (await world.post("/detokenize", {"tokens": [97] * 257}))[1]["error"]["param"] == "tokens"
