@@ -8,7 +8,19 @@ import backends
 from budget.facts import ISA_LEVELS, HostFacts
 from homeserve.errors import SettingError
 
-BUILD_KERNELS = "install a C++ compiler (Debian, Ubuntu: apt install g++) and install homeserve again"
+COMPILER = "a C++ compiler is needed (Debian, Ubuntu: apt install g++)"
+
+
+def build_fix() -> str:
+    """How the libraries come to be: by an installation, or in place where homeserve runs from its source tree."""
+    root = kernel_folder().parents[2]
+    if not (root / "CMakeLists.txt").is_file():
+        return f"install homeserve again; {COMPILER}"
+    build = root / "build" / "native"
+    return (
+        f"this is a source tree that was not built: install it (pip install {root}), or build it in place: cmake"
+        f" -S {root} -B {build} && cmake --build {build} && cmake --install {build} --prefix {root}; {COMPILER}"
+    )
 
 
 def kernel_folder() -> Path:
@@ -26,7 +38,7 @@ def check_kernels(isa: str | None, host: HostFacts) -> None:
     """Raises SettingError where no level was built, or the one that was asked for cannot be had here."""
     there = kernel_levels()
     if not there:
-        raise SettingError(f"no native CPU library in {kernel_folder()}", field="backend", fix=BUILD_KERNELS)
+        raise SettingError(f"no native CPU library in {kernel_folder()}", field="backend", fix=build_fix())
     usable = [level for level in there if level in host.cpu.levels]
     if isa is not None and isa not in usable:
         why = "this CPU cannot run it" if isa in there else "it was not built"

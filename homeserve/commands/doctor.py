@@ -138,11 +138,11 @@ def _requirements() -> Check:
 
 
 def _native(host: HostFacts) -> Check:
-    from homeserve.kernels import BUILD_KERNELS, kernel_folder, kernel_levels
+    from homeserve.kernels import build_fix, kernel_folder, kernel_levels
 
     there = kernel_levels()
     if not there:
-        return Check("cpu kernels", False, f"no native library in {kernel_folder()}", BUILD_KERNELS, fatal=True)
+        return Check("cpu kernels", False, f"no native library in {kernel_folder()}", build_fix(), fatal=True)
     usable = [level for level in there if level in host.cpu.levels]
     if not usable:
         return Check("cpu kernels", False, f"{', '.join(there)} are built, this CPU runs {host.cpu.isa}", fatal=True)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from homeserve.errors import SettingError, WorkerStartError
+from homeserve.wire.children import environment
 
 _POLL_S = 0.02
 _STOP_S = 45.0
@@ -55,6 +56,7 @@ class TemporaryServer:
             # In a session of its own: the terminal's Ctrl-C is for this command, which then stops the server.
             self._process = subprocess.Popen(
                 [*self._command, "--ready-file", str(ready), *self._model],
+                env=environment(os.environ),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=err,

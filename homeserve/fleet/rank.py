@@ -26,6 +26,7 @@ from pathlib import Path
 from homeserve.fleet.capture import RankEvidence
 from homeserve.fleet.relay import Relay
 from homeserve.fleet.spec import FleetSpec
+from homeserve.wire.children import environment
 from homeserve.wire.codec import encode
 from homeserve.wire.doorbell import BellReader, BellWriter
 from homeserve.wire.records import Boot, RankFacts, Result
@@ -106,6 +107,7 @@ class RankProcess:
                 stdin=DEVNULL,
                 stdout=PIPE,
                 stderr=STDOUT,
+                env=environment(os.environ),
                 pass_fds=(*self._child_fds, boot.log_fd, boot.report_fd, boot.stacks_fd),
                 start_new_session=True,
             )

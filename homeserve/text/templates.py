@@ -20,6 +20,7 @@ import msgspec
 from homeserve.errors import InvalidField, WorkerStartError
 from homeserve.text import template_wire
 from homeserve.text.template_wire import LENGTH, Ready, Render, Rendered, Setup
+from homeserve.wire.children import environment
 
 _log = logging.getLogger("homeserve.text")
 _Message = TypeVar("_Message", Ready, Rendered)
@@ -147,7 +148,7 @@ class TemplateHost:
             *(sys.executable, "-P", "-B", "-m", "homeserve.text.template_worker", str(os.getpid())),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env={name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ},
+            env=environment({name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}),
             # The terminal's Ctrl-C is not for the helper, least of all before it has come to ignore it.
             start_new_session=True,
         )
