@@ -118,7 +118,9 @@ class App:
         self._write_record("ready", model.id)
         self._write_ready_file(url, listener, model)
         seconds = time.monotonic() - self._began
-        log.info("ready", extra={"url": url, "model": model.id, "seconds": round(seconds, 3)})
+        # In text a person has just been told.
+        level = logging.INFO if settings.log_format == "json" else logging.DEBUG
+        log.log(level, "ready", extra={"url": url, "model": model.id, "seconds": round(seconds, 3)})
         self._watcher.on_ready(url, model, seconds)
 
     async def _load_and_serve(self, listener: socket.socket, host: HostFacts) -> ModelInfo:

@@ -8,15 +8,19 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from budget.facts import HostFacts
 from budget.host import read_host
+from homeserve.commands.announce import cores_text
 from homeserve.errors import HomeserveError, SettingError
 from homeserve.settings import Settings, cache_dir, resolve
 
@@ -27,6 +31,8 @@ GIB = 1 << 30
 MIB = 1 << 20
 
 _PYTHON = (3, 11)
+_TEXT_AT = 21
+"""The column of what is said of a check."""
 _SHARED_MEMORY_BYTES = 32 * MIB
 """What the rings of one server take at most, with a margin."""
 _CACHE_BYTES = 256 * MIB
@@ -61,13 +67,32 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         faults = {"steps": list(STEPS), "actions": list(ACTIONS)}
         print(json.dumps({"schema": 1, "ok": not bad, "checks": [c.as_json() for c in checks], "faults": faults}))
         return 2 if bad else 0
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     for check in checks:
-        mark = "ok" if check.ok else "FAIL" if check.fatal else "note"
-        print(f"{mark:4}  {check.name:14} {check.why}")
-        if check.fix and not check.ok:
-            print(f"{'':20} {check.fix}")
-    print("\n" + ("something is missing: see FAIL above" if bad else "homeserve up should work here"))
+        print(lines_of(check, width))
+    print("\n" + verdict(checks))
     return 2 if bad else 0
+
+
+def lines_of(check: Check, width: int) -> str:
+    """A check for people, wrapped to `width` columns under its own column; 0 does not wrap."""
+    mark = "ok" if check.ok else "FAIL" if check.fatal else "note"
+    texts = [check.why, *([check.fix] if check.fix and not check.ok else [])]
+    indent = " " * _TEXT_AT
+    room = max(_TEXT_AT + 20, width)
+    if width:
+        wrap = partial(textwrap.wrap, width=room - _TEXT_AT, break_long_words=False, break_on_hyphens=False)
+        texts = [line for text in texts for line in wrap(text)]
+    return f"{mark:4}  {check.name:14} " + f"\n{indent}".join(texts)
+
+
+def verdict(checks: Iterable[Check]) -> str:
+    bad = {check.name: check.fatal for check in checks if not check.ok}
+    if any(bad.values()):
+        return "something is missing: see FAIL above"
+    if "port" in bad:
+        return "homeserve up should work here with another port: homeserve up --port 0"
+    return "homeserve up should work here"
 
 
 def examine(environ: Mapping[str, str], cwd: Path) -> Iterator[Check]:
@@ -146,21 +171,25 @@ def _native(host: HostFacts) -> Check:
     usable = [level for level in there if level in host.cpu.levels]
     if not usable:
         return Check("cpu kernels", False, f"{', '.join(there)} are built, this CPU runs {host.cpu.isa}", fatal=True)
-    why = f"{usable[0]} is used; built: {', '.join(there)}; this CPU can run {host.cpu.isa}"
+    best = usable[0] == host.cpu.isa
+    of = "the best that this CPU runs" if best else f"though this CPU runs {host.cpu.isa}"
+    why = f"{usable[0]} is used, {of}; built: {', '.join(there)}"
     better = f"build the {host.cpu.isa} kernels: install homeserve again here"
-    return Check("cpu kernels", usable[0] == host.cpu.isa, why, better)
+    return Check("cpu kernels", best, why, better)
 
 
 def _cores(host: HostFacts) -> Check:
     cpu = host.cpu
-    why = f"{cpu.usable} of {cpu.logical} ({cpu.name}); by {cpu.source}"
-    return Check("cores", True, why)
+    limit = "" if cpu.source == "processors" else f"; limited by {cpu.source}"
+    return Check("cores", True, f"{cpu.name}: {cores_text(cpu)}, one thread on each{limit}")
 
 
 def _memory(host: HostFacts) -> Check:
     memory = host.memory
     free, limit = memory.available_bytes / GIB, memory.limit_bytes / GIB
-    why = f"{free:.1f} GiB free of {limit:.1f} GiB; the limit is set by {memory.limit_source}"
+    why = f"{free:.1f} of {limit:.1f} GiB free"
+    if memory.limit_source != "MemTotal":
+        why += f"; limited by {memory.limit_source}"
     return Check("memory", memory.available_bytes >= GIB // 2, why, "free some memory, or raise the limit")
 
 
@@ -187,7 +216,14 @@ def _shared_memory() -> Check:
     free = space.f_bavail * space.f_frsize
     if not os.access(where, os.W_OK):
         return Check("shared memory", False, f"{where} cannot be written", "mount /dev/shm writable", fatal=True)
-    return Check("shared memory", free >= _SHARED_MEMORY_BYTES, f"{where}: {free // MIB} MiB free", fix, fatal=True)
+    return Check(
+        "shared memory",
+        free >= _SHARED_MEMORY_BYTES,
+    room = f"{free / GIB:.1f} GiB" if free >= GIB else f"{free // MIB} MiB"
+    return Check("shared memory", free >= _SHARED_MEMORY_BYTES, f"{where}: {room} free", fix, fatal=True)
+        fix,
+        fatal=True,
+    )
 
 
 def _leftovers() -> Check:

@@ -66,7 +66,11 @@ class _Bar:
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
-        columns: tuple[Any, ...] = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
+        columns: tuple[Any, ...] = (
+            TextColumn("load   {task.description}"),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+        )
         self._progress = Progress(*columns, TimeElapsedColumn(), console=Console(file=out), transient=True)
         self._task = self._progress.add_task(stage, total=total_bytes)
         self._progress.start()

@@ -268,6 +268,22 @@ def test_doctor_tells_of_bad_settings_and_goes_on(monkeypatch: pytest.MonkeyPatc
     assert len(checks) > 10
 
 
+def test_doctor_wraps_to_the_terminal_and_keeps_its_columns() -> None:
+    check = doctor.Check("packages", False, "aiohttp 3.14.5, " * 9, "see " + "/a-path" * 20)
+    lines = doctor.lines_of(check, 60).splitlines()
+    assert lines[0].startswith("note  packages       aiohttp 3.14.5")
+    assert all(line.startswith(" " * 21) for line in lines[1:]) and all(len(line) <= 60 for line in lines[:-1])
+    assert lines[-1].strip() == "/a-path" * 20, "what can be pasted is not broken"
+    assert len(doctor.lines_of(check, 0).splitlines()) == 2
+
+
+def test_doctors_verdict() -> None:
+    fine, port = doctor.Check("memory", True, ""), doctor.Check("port", False, "taken")
+    assert doctor.verdict([fine]) == "homeserve up should work here"
+    assert doctor.verdict([fine, port]).endswith("homeserve up --port 0")
+    assert "FAIL" in doctor.verdict([port, doctor.Check("python", False, "", fatal=True)])
+
+
 # ----------------------------------------------------------------------------------------------------- what up prints
 
 MEMORY = MemoryFacts(8 << 30, 4 << 30, "/sys/fs/cgroup/memory.max", 3 << 30, None)
