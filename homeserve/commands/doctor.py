@@ -216,14 +216,8 @@ def _shared_memory() -> Check:
     free = space.f_bavail * space.f_frsize
     if not os.access(where, os.W_OK):
         return Check("shared memory", False, f"{where} cannot be written", "mount /dev/shm writable", fatal=True)
-    return Check(
-        "shared memory",
-        free >= _SHARED_MEMORY_BYTES,
     room = f"{free / GIB:.1f} GiB" if free >= GIB else f"{free // MIB} MiB"
     return Check("shared memory", free >= _SHARED_MEMORY_BYTES, f"{where}: {room} free", fix, fatal=True)
-        fix,
-        fatal=True,
-    )
 
 
 def _leftovers() -> Check:
