@@ -112,8 +112,13 @@ def _invalid(message: str) -> InvalidField:
     return InvalidField(path or "body", what[:1].lower() + what[1:])
 
 
+HANDED_ON_LIMIT = 4096
+"""Values in what is handed on as it is (tools, template arguments)."""
+
+
 def depth_of(value: Any, limit: int) -> bool:
-    """Whether `value` (lists and dicts) is nested at most `limit` levels deep; walks no deeper than that."""
+    """Whether `value` (lists and dicts) is nested at most `limit` levels deep and has at most `HANDED_ON_LIMIT` values
+    in each; walks no further than that."""
     level: list[Any] = [value]
     for _ in range(limit + 1):
         inner: list[Any] = []
@@ -124,5 +129,7 @@ def depth_of(value: Any, limit: int) -> bool:
                 inner.extend(item)
         if not inner:
             return True
+        if len(inner) > HANDED_ON_LIMIT:
+            return False
         level = inner
     return False

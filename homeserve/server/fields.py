@@ -214,7 +214,7 @@ def _refuse_chat(fields: ChatRequest) -> None:
         raise InvalidField("functions", f"calling functions {_LATER}; leave it out, or send function_call: 'none'")
     for name in ("tools", "chat_template_kwargs"):
         if not depth_of(getattr(fields, name), DEPTH_LIMIT):
-            raise InvalidField(name, f"is nested more than {DEPTH_LIMIT} levels deep")
+            raise InvalidField(name, f"is nested more than {DEPTH_LIMIT} levels deep, or too large")
 
 
 def _refuse_completion(fields: CompletionRequest) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 INLINE_CHARS = 1024
 INLINE_TOKENS = 1024
+INLINE_PARTS = 256
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 _MIXED = "mixes texts and token ids"
@@ -111,7 +112,11 @@ async def chat_prompt(
     taken = _RESERVED & template_arguments.keys()
     if taken:
         raise InvalidField(f"chat_template_kwargs.{min(taken)}", "is set by its own field")
-    made = [_template_message(m, f"messages[{i}]") for i, m in enumerate(messages)]
+    parts = sum(len(m.content) if isinstance(m.content, list) else 1 for m in messages)
+    if parts <= INLINE_PARTS:
+        made = _template_messages(messages)
+    else:
+        made = await asyncio.to_thread(_template_messages, messages)
     await _check_length(sum(len(m["content"]) for m in made), tokenizer, bounds, "messages")
     control = _controls.get(tokenizer)
     if control is None:
@@ -140,6 +145,10 @@ def _encode_marked(tokenizer: Tokenizer, control: ControlTexts, text: str, mark:
     for piece, obeyed in control.pieces(text, mark):
         ids += tokenizer.encode(piece, add_special=False, parse_special=obeyed)
     return ids
+
+
+def _template_messages(messages: list[Message]) -> list[dict[str, Any]]:
+    return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
 def _template_message(message: Message, where: str) -> dict[str, Any]:
@@ -228,10 +237,16 @@ async def _from_ids(items: Sequence[object], tokenizer: Tokenizer, bounds: Bound
     """The length first: nothing that is longer than the context is looked at."""
     if len(items) >= bounds.context:
         raise ContextOverflow(len(items), bounds.context - 1, where)
+    if len(items) <= INLINE_TOKENS:
+        return _ids_prompt(items, tokenizer, bounds, where)
+    return await asyncio.to_thread(_ids_prompt, items, tokenizer, bounds, where)
+
+
+def _ids_prompt(items: Sequence[object], tokenizer: Tokenizer, bounds: Bounds, where: str) -> Prompt:
     ids = [item for item in items if isinstance(item, int)]
     if len(ids) < len(items):
         raise InvalidField(where, _MIXED)
-    await check_ids(ids, bounds.vocab, where)
+    _check_ids(ids, bounds.vocab, where)
     return _checked(ids, None, where, tokenizer, bounds)
 
 

@@ -25,7 +25,7 @@ async def post_tokenize(request: web.Request) -> web.StreamResponse:
     else:
         for name in ("tools", "chat_template_kwargs"):
             if not depth_of(getattr(fields, name), DEPTH_LIMIT):
-                raise InvalidField(name, f"is nested more than {DEPTH_LIMIT} levels deep")
+                raise InvalidField(name, f"is nested more than {DEPTH_LIMIT} levels deep, or too large")
         prompt = await chat_prompt(
             served.templates,
             served.tokenizer,

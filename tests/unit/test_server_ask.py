@@ -290,6 +290,23 @@ def test_templates_get_plain_messages() -> None:
     assert seen["tools"] == [{"type": "function"}] and seen["enable_thinking"] is False
 
 
+def test_many_messages_and_many_ids_are_prepared_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+    original = asyncio.to_thread
+
+    async def watched(function: Any, *args: Any, **more: Any) -> Any:
+        called.append(function.__name__)
+        return await original(function, *args, **more)
+
+    monkeypatch.setattr(asyncio, "to_thread", watched)
+    conversation([{"role": "user", "content": [{"type": "text", "text": "a"}] * 300}])
+    assert prompts_of([7] * 2000)[0].ids == (7,) * 2000
+    assert {"_template_messages", "_ids_prompt"} <= set(called)
+    called.clear()
+    prompts_of([7] * 10)
+    assert not called
+
+
 @pytest.mark.parametrize(
     ("message", "path"),
     [

@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homeserve.errors import InvalidField
-from homeserve.server.bodies import IGNORED_NAMES_LIMIT, INLINE_BYTES, VALUES_LIMIT, BodyDecoder, depth_of
+from homeserve.server.bodies import (
+    HANDED_ON_LIMIT,
+    IGNORED_NAMES_LIMIT,
+    INLINE_BYTES,
+    VALUES_LIMIT,
+    BodyDecoder,
+    depth_of,
+)
 from homeserve.server.fields import (
     ChatRequest,
     CompletionRequest,
@@ -243,6 +250,7 @@ def test_deep_values_that_are_handed_on_are_refused() -> None:
 def test_depth_counts_levels() -> None:
     assert depth_of(1, 0) and depth_of([1], 1) and depth_of({"a": [1]}, 2)
     assert not depth_of({"a": [[1]]}, 2)
+    assert depth_of([1] * HANDED_ON_LIMIT, 2) and not depth_of([1] * (HANDED_ON_LIMIT + 1), 2)
 
 
 async def test_a_large_body_is_decoded_in_a_thread_and_its_values_are_bounded(
