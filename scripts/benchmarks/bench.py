@@ -34,7 +34,7 @@ CANDIDATES = (("-fa", "on"), ("-fa", "off"), ("-fa", "on", "-kvu"), ("-fa", "on"
 def main() -> int:
     options = arguments()
     model = options.model or default_model()
-    measures = [measure for measure in MEASURES if options.full or not measure.full_only]
+    measures = wanted(options)
     slot_tokens = 2304 if options.full else 1024
     with tempfile.TemporaryDirectory(prefix="homeserve-bench-") as scratch:
         folder = Path(scratch)
@@ -69,6 +69,7 @@ def arguments() -> argparse.Namespace:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="3 runs, short prompts (the default)")
     size.add_argument("--full", action="store_true", help="7 runs, long prompts too, the peer's best setting searched")
+    parser.add_argument("--tests", help="only these, by comma; see scripts/benchmarks/measures.py")
     parser.add_argument("--repeat", type=int, help="runs of each measure")
     parser.add_argument("--threads", type=int, default=psutil.cpu_count(logical=False) or 1)
     parser.add_argument("--vocab", type=int, default=30000, help="prompts are drawn from token ids below this")
@@ -82,6 +83,19 @@ def arguments() -> argparse.Namespace:
     if not os.access(options.peer, os.X_OK):
         parser.error(f"{options.peer} is no program; docs/benchmarks.md says how to get a llama-server")
     return options
+
+
+def wanted(options: argparse.Namespace) -> list[Measure]:
+    """The measures of a quick or full run, or those named by --tests."""
+    if not options.tests:
+        return [measure for measure in MEASURES if options.full or not measure.full_only]
+    names = options.tests.split(",")
+    unknown = set(names) - {measure.name for measure in MEASURES}
+    if unknown:
+        raise RuntimeError(
+            f"no such test: {', '.join(sorted(unknown))}; there is {', '.join(m.name for m in MEASURES)}"
+        )
+    return [measure for measure in MEASURES if measure.name in names]
 
 
 class Bench:
@@ -165,7 +179,9 @@ def common_facts(options: argparse.Namespace, model: str, ours: Server) -> dict[
     return {
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "command": f"scripts/bench --peer llama-server {'--full' if options.full else '--quick'}",
+        "command": f"scripts/bench --peer llama-server {'--full' if options.full else '--quick'}"
+        + (f" --model {Path(model).name}" if options.model else "")
+        + (f" --tests {options.tests}" if options.tests else ""),
         "device": cpu,
         "model": Path(model).stem,
         "quant": status["model"]["quant"],
@@ -204,22 +220,30 @@ def commit() -> str:
 
 
 def write_document(document: dict[str, Any], options: argparse.Namespace) -> None:
-    """docs/benchmarks.md: the text around the table is docs/benchmarks.md's own; the table lies between two markers."""
+    """docs/benchmarks.md has one section per model between two markers; this one's is replaced or added."""
     path = ROOT / "docs" / "benchmarks.md"
-    text = path.read_text()
-    head, begin, rest = text.partition("<!-- table -->\n")
-    _, end, tail = rest.partition("<!-- end of table -->")
+    head, begin, rest = path.read_text().partition("<!-- tables -->\n")
+    inside, end, tail = rest.partition("<!-- end of tables -->")
     device = document["device"]
     peer = next(row for row in document["rows"] if row["engine"] == "llama-server")
     caption = (
         f"{device['cpu']}, {device['threads']} threads, {device['scheduler']} scheduler · "
         f"commit {document['commit']} · "
         f"{document['date']} · `{document['command']}` · {options.repeat} paired runs each, median (p10-p90) · "
-        f"{peer['model']} · homeserve: {device['isa']} · llama-server {peer['version']}: {peer['isa']}; "
+        f"homeserve: {device['isa']} · llama-server {peer['version']}: {peer['isa']}; "
         f"its setting: `{peer['settings']}`"
     )
-    path.write_text(f"{head}{begin}{caption}\n\n{table(document)}\n{end}{tail}")
-    (ROOT / "docs" / "benchmarks.svg").write_text(plot(document))
+    sections = [section for section in inside.split("\n### ") if section.strip()]
+    mine = f"{peer['model']}\n\n{caption}\n\n{table(document)}\n"
+    places = [index for index, section in enumerate(sections) if section.startswith(f"{peer['model']}\n")]
+    if places:
+        sections[places[0]] = mine
+    else:
+        sections.append(mine)
+    inside = "".join(f"\n### {section.strip()}\n" for section in sections)
+    path.write_text(f"{head}{begin}{inside}\n{end}{tail}")
+    if not options.model:
+        (ROOT / "docs" / "benchmarks.svg").write_text(plot(document))
 
 
 if __name__ == "__main__":
