@@ -24,8 +24,8 @@ from homeserve.errors import BodyTooLarge, InvalidField
 
 BODY_TIMEOUT_S = 60.0
 INLINE_BYTES = 64 << 10
-VALUES_LIMIT = 1 << 20
-"""Most commas of a body: no context holds a prompt of as many values, and counting them is a matter of microseconds."""
+VALUES_LIMIT = 1 << 19
+"""Most commas of a body. A text with more is longer than any context here; so are token ids, but for large batches."""
 IGNORED_NAMES_LIMIT = 256
 """Names of ignored fields that are remembered, so that each is logged once; later ones are not logged."""
 _NAME_LOG_LEN = 64
