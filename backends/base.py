@@ -12,9 +12,9 @@ Rules
 - An op's result for a row depends on that row, its weights and its sequence's KV rows alone: never on the other rows of
   the batch, on how many there are, or on the thread count. A backend that keeps this rule sets `batch_invariant`; one
   that cannot says so, and `--deterministic` is refused there.
-- The KV rows of *all* rows of a batch are written (`RopeStore`) before any attention of the same layer reads: a sequence
-  may be given pages that another one fills in the same batch (a prefix hit). Attention reads positions 0..p of its own
-  sequence from the pool alone: a row is never counted twice, however the prompt was cut into chunks.
+- The KV rows of *all* rows of a batch are written (`RopeStore`) before any attention of the same layer reads: one
+  sequence may be given pages that another one fills in the same batch (a prefix hit). Attention reads positions 0..p of
+  its own sequence from the pool alone: a row is never counted twice, however the prompt was cut into chunks.
 - What a backend can do is a table (`Capability`): op x quant type -> yes, or no with the reason. Unknown never reads as
   yes; a model that needs a missing entry is refused at bind with *every* missing entry named.
 """

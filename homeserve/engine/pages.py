@@ -12,9 +12,9 @@ The tree has one node for each page of tokens. Its edge is the page's token ids,
 prefix, and two requests that begin alike walk the same nodes. A sequence locks every node of its path; a locked node's
 ancestors are therefore locked too, unlocked nodes form whole subtrees, and eviction takes leaves first.
 
-A page may enter the tree as soon as the plan that fills it is drafted: every rank runs plans in order, and within one it
-stores all rows of a layer before any attention of that layer reads (`backends.base`). So whoever is given the page, in
-that plan or a later one, reads it filled.
+A page may enter the tree as soon as the plan that fills it is drafted: every rank runs plans in order, and within one
+it stores all rows of a layer before any attention of that layer reads (`backends.base`). So whoever is given the page,
+in that plan or a later one, reads it filled.
 """
 
 from __future__ import annotations
