@@ -128,7 +128,7 @@ async def episode(server: Served, expected: list[str]) -> int:
 def test_a_request_in_flight_at_two_deaths_in_a_row_is_failed_and_the_server_goes_on(
     start_server: Callable[..., Any],
 ) -> None:
-    """Killed before it comes past the place of the first death: a prompt of many chunks, the second time an early one."""
+    """Killed before it comes past the place of the first death: a prompt of many chunks, then an early one."""
 
     async def body() -> None:
         async with served(start_server, "--deterministic", "--chunk", "256") as server:
@@ -153,8 +153,8 @@ def test_a_request_in_flight_at_two_deaths_in_a_row_is_failed_and_the_server_goe
 
 
 def test_a_long_prompt_delays_no_open_stream(start_server: Callable[..., Any]) -> None:
-    """Counted by the scheduler: plans in a row that could have carried a decode row and did not. A limit of 2 is used and
-    kept, and the open stream gets tokens while the prompt of 4000 is computed."""
+    """Counted by the scheduler: plans in a row that could have carried a decode row and did not. The limit of 2 is
+    reached and kept, and the open stream gets tokens while the prompt of 4000 is computed."""
 
     async def body() -> None:
         async with served(start_server, "--deterministic", "--max-prefill-delay", "2", "--chunk", "128") as server:
