@@ -8,7 +8,7 @@
 // Integer dot products. A lane holds two int16 weights of a row; the int16 activations of the same two columns are
 // broadcast; products and their sum are int32. Nothing saturates: |w| <= 255, |a| <= 32767, and 32 columns stay below
 // 2^28. So every integer result is exact, and results of all tile shapes agree bit for bit. (Bytes times bytes would be
-// one instruction with VNNI, but int8 activations are too coarse: docs/decisions/0005.)
+// one instruction with VNNI, but int8 activations are too coarse: docs/decisions/0004.)
 //
 // Floats. `fma` is fused where the level has it and is not where it has not (baseline); within a level it is always the
 // same, and the build forbids the compiler to fuse or reorder by itself (-ffp-contract=off, no fast-math).
