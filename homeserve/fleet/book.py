@@ -2,8 +2,9 @@
 
     issue(plan) ─▶ open ─▶ answer(result) from every rank in order ─▶ completed, in order of seq
 
-A plan is complete when every rank that it names has answered. Completed plans are handed on in order of `seq`, so one
-that is complete early waits for those before it.
+A plan is complete when every rank has answered it, those that it does not name included (they only pass it): its place
+in the log is free then, so whoever is told of a completed plan also has the credit for the next one, and credit never
+comes back unannounced. Completed plans are handed on in order of `seq`.
 
 A rank is late when it owes an answer and has shown no sign of life for the time allowed: neither an answer nor load
 progress, counted from the moment when it came to owe one. Progress is what counts, not the age of a plan.
@@ -62,7 +63,7 @@ class PlanBook:
             if acked == self.issued:  # it owed nothing until now
                 self._heard[rank] = now
         self.issued = plan.seq
-        self._open.append(_Open(plan.seq, plan.epoch, PlanKind(plan.kind), plan.ranks, missing=plan.ranks.bit_count()))
+        self._open.append(_Open(plan.seq, plan.epoch, PlanKind(plan.kind), plan.ranks, missing=len(self._acked)))
 
     def alive(self, rank: int, now: float) -> None:
         """A sign of life that answers no plan."""
@@ -78,11 +79,12 @@ class PlanBook:
         self._acked[rank] = due
         self._heard[rank] = now
         plan = next((entry for entry in self._open if entry.seq == due), None)
-        if plan is not None and plan.ranks >> rank & 1:
+        assert plan is not None, "a plan that a rank owes is open"
+        plan.missing -= 1
+        if plan.ranks >> rank & 1:
             if result.epoch != plan.epoch:
                 raise WireError(f"rank {rank} answered plan {due} in epoch {result.epoch}, not {plan.epoch}")
             plan.results.append(result)
-            plan.missing -= 1
         return self._completed()
 
     def late(self, now: float, allowed_s: float) -> Late | None:

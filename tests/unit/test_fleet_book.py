@@ -31,6 +31,8 @@ def test_plans_complete_in_order_with_the_results_of_the_ranks_they_name(
         elif who < ranks and book.last_seq(who) < book.issued:
             done += book.answer(who, Result(who, book.last_seq(who) + 1, 0), 0.0)
         assert book.in_flight == book.issued - min(book.last_seq(rank) for rank in range(ranks))
+        # Whoever hears of a plan has its credit: none comes back unannounced by a rank that the plan did not name.
+        assert len(done) == min(book.last_seq(rank) for rank in range(ranks))
     assert [seq for seq, _ in done] == list(named)
     assert [[r.rank for r in results] for _, results in done] == [
         [rank for rank in range(ranks) if mask >> rank & 1] for mask in named.values()
