@@ -58,8 +58,8 @@ class FleetListener(Protocol):
     """Who is told. Both are called on the loop."""
 
     def on_results(self, seq: int, results: tuple[Result, ...]) -> None:
-        """Every rank is past plan `seq`; these are the answers of those that it names, in order of rank. Comes in order of
-        `seq`, and the credit of the plan is back by then."""
+        """Every rank is past plan `seq`, so its credit is back; these are the answers of those that it names, in order
+        of rank. Comes in order of `seq`."""
         ...
 
     def on_lost(self, loss: Loss) -> None:
