@@ -99,5 +99,5 @@ def read_model(path: str, settings: Settings) -> ModelFacts:
 
 def model_id_of(path: str) -> str:
     """The file's name without its ending and part number; a folder's name."""
-    name = Path(path).name
+    name = Path(path).resolve().name
     return re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", name, flags=re.I) or name

@@ -31,6 +31,10 @@ CHUNK_BYTES = 1 << 20
 _SPARE_BYTES = 16 << 20
 """Left free beside what a fetch writes: file systems need room for themselves."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_UNUSABLE = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EIO, errno.ESTALE),
+)
 CHANGE_FOLDER = "make room, or name another folder in HOMESERVE_CACHE"
 
 
@@ -94,13 +98,13 @@ def require_space(folder: Path, needed_bytes: int) -> None:
 
 @contextlib.contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Turn what a disk may answer into FetchError: full, over quota, read-only, no permission."""
+    """Turn what a disk may answer into FetchError: full, over quota, read-only, no permission, no such place."""
     try:
         yield
     except OSError as error:
         if error.errno in _FULL:
             what = f"the disk that holds {folder} is full"
-        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        elif error.errno in _UNUSABLE:
             what = f"{error.filename or folder} cannot be written: {error.strerror}"
         else:
             raise

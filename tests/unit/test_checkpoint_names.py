@@ -181,3 +181,10 @@ def test_a_lock_that_is_held_is_waited_for_and_given_up(tmp_path: Path) -> None:
     with store.lock(tmp_path / "l", wait_s=0.0):
         pass
     assert waits == []
+
+
+def test_a_cache_folder_that_cannot_be_is_one_error(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(FetchError, match="loop"):
+        store.make_folder(loop / "models")

@@ -83,6 +83,7 @@ def refused(make: Any, **fields: Any) -> InvalidField:
         ({"top_k": 1.5}, "top_k"),
         ({"top_k": -2}, "top_k"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty"),
         ({"presence_penalty": 2.1}, "presence_penalty"),
         ({"frequency_penalty": -2.1}, "frequency_penalty"),
         ({"n": 0}, "n"),
