@@ -158,7 +158,7 @@ def test_a_record_lives_as_long_as_its_process(tmp_path: Path) -> None:
 
 
 def test_stale_and_damaged_records_are_swept(tmp_path: Path) -> None:
-    own = json.dumps({**instance(os.getpid()).as_json(), "birth": 0.5})
+    own = json.dumps({**instance(os.getpid()).as_json(), "birth": 0.5, "drain_timeout_s": 30.0})
     for name, text in {"1": own, "2": "{", "3": "[]", "4": "{}", "5": '{"pid": "x"}'}.items():
         (tmp_path / f"{name}.json").write_text(text)
     (tmp_path / "note.txt").write_text("not ours")

@@ -577,6 +577,12 @@ async def test_a_full_queue_is_429_and_nothing_stays_behind() -> None:
             assert_error((response.status, await response.json()), 429, "queue_full")
         asking.cancel()
         await world.wait_for(lambda: world.running == 0)
+        asking = asyncio.create_task(world.chat(n=4))
+        await world.wait_for(lambda: world.running == 4)
+        assert_error(await world.chat(n=4), 429, "queue_full")
+        await world.wait_for(lambda: world.running == 4)
+        asking.cancel()
+        await world.wait_for(lambda: world.running == 0)
         assert_error(await world.chat(n=16), 400, "invalid_field", "n")
         assert_error(await world.complete(prompt=["a"] * 7), 400, "invalid_field", "prompt")
         assert world.running == 0
