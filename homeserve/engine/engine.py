@@ -213,7 +213,7 @@ class Engine:
     # --------------------------------------------------------------------------------------------- fleet listener
 
     def on_results(self, seq: int, results: tuple[Result, ...]) -> None:
-        """Every named rank answered plan `seq`. Once a life is given up nothing more of it is believed."""
+        """Every rank is past plan `seq`. Once a life is given up nothing more of it is believed."""
         if self._state != "ready":
             return
         began = time.perf_counter()
@@ -282,7 +282,7 @@ class Engine:
         self._state = "failed"
         self.note("failed", text=error.message)
         for sequence in list(self._sequences.values()):
-            self._deliver(self._scheduler.end(sequence, FinishReason.ERROR), error.message)
+            self._deliver(self._scheduler.end(sequence, FinishReason.ERROR, error.message))
         for waiter in self._census_wanted:
             if not waiter.done():
                 waiter.set_exception(error)
@@ -408,8 +408,7 @@ class Engine:
                 stream.usage.cached_tokens = sequence.hit_tokens
                 self._prompt_tokens += sequence.prompt_len
 
-    def _deliver(self, emits: list[Emit], error: str = "the worker died each time it was computed") -> None:
-        """Hand emits to their streams. `error` is the reason of those that failed."""
+    def _deliver(self, emits: list[Emit]) -> None:
         if not emits:
             return
         now = self._clock()
@@ -420,13 +419,12 @@ class Engine:
             if emit.tokens and stream.timings.first_token is None:
                 stream.timings.first_token = now
             self._generated_tokens += len(emit.tokens)
-            reason = error if emit.finish is FinishReason.ERROR else None
             if emit.finish is not None:
                 stream.timings.finished = now
                 self._counts[emit.finish] += 1
                 del self._streams[emit.sequence.key]
                 del self._sequences[stream]
-            stream.push(TokenEvent(emit.tokens, emit.logprobs, emit.prompt_logprobs, emit.finish, reason))
+            stream.push(TokenEvent(emit.tokens, emit.logprobs, emit.prompt_logprobs, emit.finish, emit.error))
         if not self._streams:
             self._quiet.set()
 

@@ -134,13 +134,6 @@ class PagePool:
         self._nodes += 1
         return node
 
-    def drop_cached(self) -> int:
-        """Evict everything that is unlocked; returns how many pages that freed."""
-        count = self._nodes - self._locked
-        for _ in range(count):
-            self._evict_one()
-        return count
-
     def _offer(self, node: Node) -> None:
         """Enter an unlocked leaf into the eviction order, once."""
         if node.locks == 0 and not node.children and node.parent is not None and not node.queued:

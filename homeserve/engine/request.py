@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from homeserve.wire.records import Logprobs, Sampling
@@ -87,4 +87,3 @@ class EngineLimits:
     stream_tokens: int = 1024
     """Tokens a slow reader may leave unread before its request is held."""
     prefix_cache: bool = True
-    extra: dict[str, int] = field(default_factory=dict)

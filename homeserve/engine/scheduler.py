@@ -79,6 +79,8 @@ class Emit:
     logprobs: tuple[Logprobs, ...] = ()
     prompt_logprobs: tuple[Logprobs, ...] = ()
     finish: FinishReason | None = None
+    error: str | None = None
+    """What went wrong, where `finish` is ERROR."""
 
 
 @dataclass
@@ -102,7 +104,6 @@ class Scheduler:
         self.limits = limits
         self.prefix = PrefixCounts()
         self.preemptions = 0
-        self.discarded_rows = 0
         self.longest_skip = 0
         self._key = 0
         self._waiting: deque[Sequence] = deque()
@@ -198,7 +199,7 @@ class Scheduler:
             self._settle(sequence)
         return emits
 
-    def end(self, sequence: Sequence, reason: FinishReason) -> list[Emit]:
+    def end(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> list[Emit]:
         """End a sequence from outside. Idempotent."""
         if sequence.finish is not None:
             return []
@@ -209,7 +210,7 @@ class Scheduler:
         else:
             sequence.move(SequenceState.ENDING)
             self._settle(sequence)
-        return [Emit(sequence, finish=reason)]
+        return [Emit(sequence, finish=reason, error=error)]
 
     def lose_fleet(self, kv_tokens: int | None = None) -> list[Emit]:
         """Every worker's state is gone: forget pages and lanes, queue every open sequence again, oldest first.
@@ -239,19 +240,23 @@ class Scheduler:
         for sequence in ending:
             sequence.move(SequenceState.DONE)
         for sequence in again:
-            sequence.restarts += sequence.state is not SequenceState.WAITING
             self._requeue(sequence)
-            if sequence.strikes >= STRIKES_OUT or sequence.target >= self.token_limit:
+            error = self._why_not_again(sequence)
+            if error:
                 sequence.finish = FinishReason.ERROR
                 sequence.move(SequenceState.DONE)
-                emits.append(Emit(sequence, finish=FinishReason.ERROR))
+                emits.append(Emit(sequence, finish=FinishReason.ERROR, error=error))
             else:
                 self._waiting.append(sequence)
         return emits
 
-    def flush_prefix(self) -> int:
-        """Drop every cached page; returns how many."""
-        return self._pool.drop_cached()
+    def _why_not_again(self, sequence: Sequence) -> str:
+        """Why a sequence is not tried once more after a loss; empty where it is."""
+        if sequence.strikes >= STRIKES_OUT:
+            return "the worker died each time it was computed"
+        if sequence.target >= self.token_limit:
+            return f"its {sequence.target} tokens do not fit the KV pool that is left, of {self.token_limit} tokens"
+        return ""
 
     # -------------------------------------------------------------------------------------------------- drafting
 
@@ -470,8 +475,7 @@ class Scheduler:
             return
         sequence.pending -= 1
         if sequence.finish is not None:
-            self.discarded_rows += 1
-            return
+            return  # issued ahead, before the end was known
         sequence.tokens.append(sample.token)
         finish: FinishReason | None = None
         if sample.token in sequence.call.end_tokens:

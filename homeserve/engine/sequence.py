@@ -63,7 +63,6 @@ class Sequence:
         "lane",
         "logprobs_seen",
         "pending",
-        "restarts",
         "sent_pages",
         "skipped",
         "state",
@@ -104,7 +103,6 @@ class Sequence:
         acknowledged at the death."""
         self.strikes = 0
         """Deaths in a row at which it was the only one in flight."""
-        self.restarts = 0
         self.logprobs_seen = 1
         """Prompt positions whose log-probability its reader has (position 0 has none)."""
         self.skipped = 0

@@ -352,7 +352,9 @@ def test_a_smaller_pool_after_a_loss_fails_what_cannot_fit_and_cuts_what_outgrow
     for sequence in (long, short):
         trace.calls[sequence.key], trace.shown[sequence.key] = sequence, []
     trace.rank = Rank()
-    trace.note(trace.scheduler.lose_fleet(64))
+    emits = trace.scheduler.lose_fleet(64)
+    trace.note(emits)
+    assert [emit.error for emit in emits] == ["its 100 tokens do not fit the KV pool that is left, of 64 tokens"]
     assert trace.finish == {long.key: FinishReason.ERROR}
     while not trace.scheduler.idle:
         trace.issue()
