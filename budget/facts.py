@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _AVX512 = frozenset({"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq"})
 
@@ -17,20 +17,40 @@ ISA_LEVELS: Mapping[str, frozenset[str]] = {
 is loaded; the backend asks the CPU itself."""
 
 
+MIB = 1 << 20
+GIB = 1 << 30
+
+KV_BITS: Mapping[str, float] = {"f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "f8": 8.0}
+"""Bits of one element of a KV row, by the type's name. q8_0: 32 int8 and one f16 scale."""
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """What could not be known or cannot be believed: where it was read, what is wrong with it, what was taken instead."""
+
+    where: str
+    what: str
+    taken: str
+
+
+# ------------------------------------------------------------------------------------------------------------- the box
+
+
 @dataclass(frozen=True)
 class MemoryFacts:
     """Host memory as this process may use it.
 
     `limit_bytes` is the least of MemTotal and every control group's limit; `limit_source` names the one that binds.
     `available_bytes` is what may still be taken: the least of MemAvailable and, for each limited group, its limit minus
-    what it holds, with page cache that the kernel gives back first (`inactive_file`) not counted as held.
+    what it holds, with page cache that the kernel gives back first (`inactive_file`) not counted as held. It is None
+    only in a profile of another box that does not say it.
     """
 
     total_bytes: int
     limit_bytes: int
     limit_source: str
-    available_bytes: int
-    swap_bytes: int | None
+    available_bytes: int | None
+    swap_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +68,7 @@ class CpuFacts:
     usable: int
     source: str
     flags: frozenset[str]
+    numa_nodes: int = 1
 
     @property
     def levels(self) -> tuple[str, ...]:
@@ -67,13 +88,170 @@ class HostFacts:
 
 
 @dataclass(frozen=True)
+class Link:
+    """A PCIe link: the best generation and width that card and slot agree on (an idle card reads generation 1)."""
+
+    gen: int | None
+    width: int | None
+
+
+@dataclass(frozen=True)
+class Card:
+    """A graphics device as the probe saw it. Never identified by its index: cards are renumbered.
+
+    `unified` says that it computes in system memory: then `total_bytes` is only the firmware's carve-out, and
+    `gtt_total_bytes` bounds what it may pin of the host's memory. `used_bytes` is what others hold, `reserved_bytes` (which
+    is not part of it) what the driver never hands out. `visible_bytes` is the part of an AMD card's memory that the host
+    can map (its BAR 0); on NVIDIA cards `bar1_*` is the aperture.
+    """
+
+    vendor: str
+    """nvidia | amd | intel | other"""
+    id: str
+    """UUID where the driver has one, else the PCI address; in a profile without either, vendor and position."""
+    name: str
+    arch: str | None = None
+    """sm_86, gfx1103, ..."""
+    unified: bool = False
+    total_bytes: int | None = None
+    reserved_bytes: int | None = None
+    used_bytes: int | None = None
+    free_bytes: int | None = None
+    visible_bytes: int | None = None
+    gtt_total_bytes: int | None = None
+    gtt_used_bytes: int | None = None
+    bar1_total_bytes: int | None = None
+    bar1_free_bytes: int | None = None
+    link: Link | None = None
+    display: bool | None = None
+    pci: str | None = None
+    numa_node: int | None = None
+    bandwidth_bytes_s: float | None = None
+    """Memory bandwidth, where clock and bus width are readable."""
+    peers: Mapping[str, str] = field(default_factory=dict)
+    """id of another card -> what the driver says of peer access to it: OK, CNS, GNS, TNS, NS, DR, U."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """One machine: what the probe found, or what a profile of another one says. None is unknown."""
+
+    id: str
+    memory: MemoryFacts | None
+    cpu: CpuFacts | None
+    cards: tuple[Card, ...] = ()
+    os: str | None = None
+    kernel: str | None = None
+    environment: str | None = None
+    """bare | vm | container | wsl2 | windows; None where nothing tells."""
+    p2p: str | None = None
+    """What a profile says of peer access between its cards, in its own words."""
+    notes: str = ""
+    doubts: tuple[Doubt, ...] = ()
+
+
+# ----------------------------------------------------------------------------------------------------------- the model
+
+
+@dataclass(frozen=True)
+class KvShape:
+    """What one token leaves in one attention layer: `elements` of K and V together (of the latent and its rotary part
+    in MLA). `window` > 0: only the last so many tokens of a request are ever read. `heads` is what a tensor layout can
+    split the K and V projections by."""
+
+    elements: int
+    window: int = 0
+    heads: int = 1
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """One layer as the budget counts it. Bytes are packed, as they lie in the checkpoint.
+
+    mixer_bytes      attention or delta-net projections, their norms
+    kv_bytes         of these, the K and V projections (a tensor layout copies them where heads do not suffice)
+    ffn_bytes        dense feed-forward, router and shared experts, their norms
+    expert_bytes     all routed experts
+    used_experts     share of the routed experts that one token runs (8 of 256: 1/32); 0 where there are none
+    params           weights of the layer, counted (what a backend without packed kernels would hold in bf16)
+    mixer_units, ffn_units   in how many parts a tensor layout can cut them
+    state_elements   recurrent state of one request (value heads x key dim x value dim), 0 for attention
+    conv_elements    its convolution window (channels x kernel width)
+    """
+
+    mixer_bytes: int
+    ffn_bytes: int
+    expert_bytes: int = 0
+    used_experts: float = 0.0
+    kv_bytes: int = 0
+    params: int = 0
+    mixer_units: int = 1
+    ffn_units: int = 1
+    kv: KvShape | None = None
+    state_elements: int = 0
+    conv_elements: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.mixer_bytes + self.ffn_bytes + self.expert_bytes
+
+    @property
+    def read_bytes(self) -> float:
+        """Weights that one token reads."""
+        return self.mixer_bytes + self.ffn_bytes + self.expert_bytes * self.used_experts
+
+
+@dataclass(frozen=True)
 class ModelShape:
-    """What a plan needs of a model. Filled from a checkpoint by the caller: `budget` imports nothing of homeserve."""
+    """What a plan needs of a model. Filled from a checkpoint's declarations by `homeserve.models`, or from a shape file
+    (`budget.shape`): `budget` imports nothing of homeserve.
+
+    `nextn` are the layers of the drafting block, counted beside the trunk. `embedding_bytes` and `head_bytes` are two
+    tables, or one when `tied` (then `head_bytes` is 0 and the embedding table is also the head). `vision_bytes` is a
+    tower that a checkpoint carries. Widths are in elements: `hidden` of the residual, `mixer_width` of the widest thing
+    that a mixer computes for a token (q, k, v, gate together), `ffn` of a feed-forward's inner side (for experts: those
+    that one token runs, together).
+    """
 
     name: str
-    weights_bytes: int
-    kv_bytes_per_token: int
-    context: int
+    arch: str
+    quant: str
+    layers: tuple[LayerShape, ...]
     hidden: int
+    mixer_width: int
     ffn: int
     vocab: int
+    context: int
+    embedding_bytes: int
+    head_bytes: int
+    tied: bool
+    nextn: tuple[LayerShape, ...] = ()
+    nextn_bytes: int = 0
+    """Of the drafting block beside its layers: its norms, its joining projection."""
+    vision_bytes: int = 0
+    other_bytes: int = 0
+    """The final norm, and tensors of the checkpoint that no layer declares."""
+
+    @property
+    def weights_bytes(self) -> int:
+        """Everything that is loaded, without a vision tower."""
+        layers = sum(layer.bytes for layer in (*self.layers, *self.nextn))
+        return layers + self.embedding_bytes + self.head_bytes + self.nextn_bytes + self.other_bytes
+
+    @property
+    def read_bytes(self) -> float:
+        """Weights that one decoded token reads (a row of the embedding is nothing)."""
+        head = self.embedding_bytes if self.tied else self.head_bytes
+        return sum(layer.read_bytes for layer in self.layers) + head
+
+    def kv_bytes_per_token(self, kv_type: str, *, windows: bool = False) -> float:
+        """Bytes of one more token in the layers that keep every token (with `windows`: in all attention layers)."""
+        return sum(
+            layer.kv.elements * KV_BITS[kv_type] / 8
+            for layer in (*self.layers, *self.nextn)
+            if layer.kv is not None and (windows or not layer.kv.window)
+        )
+
+    def state_bytes_per_request(self, state_bits: int = 32) -> float:
+        """Recurrent state of one request; the convolution windows are held in 16 bits."""
+        return sum(layer.state_elements * state_bits / 8 + layer.conv_elements * 2 for layer in self.layers)

@@ -1,125 +1,103 @@
-"""The plan of one CPU rank on one host: what is held, whether it fits, and how many KV tokens the rest gives.
-
-    weights + KV pool + workspace + processes  <=  available - floor
-
-Pure arithmetic on facts. A wish that does not fit is answered by a `Refusal` that shows this sum and the nearest wish
-that fits; nothing that was asked for is made smaller in silence.
-"""
+"""From ceilings, a model's shape and a wish to a plan that fits, or to the reason why none does."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from budget.facts import MemoryFacts, ModelShape
-
-MIB = 1 << 20
-
-PROCESS_BYTES = 192 * MIB
-"""Reserve for the two Python processes, their libraries and request buffers."""
-
-_KV_SHARE = 4
-"""The pool that nobody asked for takes at most one part in so many of what is left: this is someone's home box."""
-
-_SMALLEST_POOL = 2048
-"""Tokens that a pool nobody sized holds before that share counts: less serves no conversation."""
+from budget.ceilings import Ceilings
+from budget.facts import Doubt, ModelShape
+from budget.ledger import Line
+from budget.speed import LayoutSpeed
+from budget.wish import Wish
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What was asked for; 0 is "choose for me". `page` is the slots of a KV page, `rows` the most rows of one plan."""
+class Binds:
+    """Which device and which of its lines leave no room for more."""
 
+    device: int
+    line: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One change of a setting, and what planning again with it gives. `flags` are settings by name (kv_type: "q8_0")."""
+
+    flags: Mapping[str, str | int]
+    gain_tokens: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Priced:
+    """An option that was looked at: what it would give, and why it was not taken ("" for the one that was)."""
+
+    option: str
+    kv_tokens: int | None
+    prefill_tok_s: float | None
+    decode_tok_s: float | None
+    why_not: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan that fits. Tokens are whole pages; `rank_tokens[r]` is what rank r alone could hold, the least of them binds.
+
+    `ranks[r]` is the device (its index) of rank r. `layouts` are those that serve: ("pipeline", "tensor") with a flip
+    between them, one of them, or ("pipeline",) for a single rank. `ranges[r]` are the layers [first, end) of rank r in the
+    pipeline layout; `expert_layers` how many layers' routed experts stay on the CPU.
+    """
+
+    shape: ModelShape
+    wish: Wish
+    ceilings: Ceilings
+    option: str
+    ranks: tuple[int, ...]
+    layouts: tuple[str, ...]
+    ranges: tuple[tuple[int, int], ...]
+    weight_vector: tuple[int, ...]
+    token_vector: tuple[int, ...]
+    expert_layers: int
     context: int
     kv_tokens: int
     running: int
-    rows: int
-    logit_rows: int
-    floor_bytes: int
-    page: int = 16
-
-
-@dataclass(frozen=True)
-class Line:
-    name: str
-    bytes: int
-    source: str
-
-
-@dataclass(frozen=True)
-class HostPlan:
-    """A plan that fits. `context` is the request limit, `kv_tokens` a multiple of the page."""
-
-    context: int
-    kv_tokens: int
     lines: tuple[Line, ...]
-    ceiling_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        return sum(line.bytes for line in self.lines)
+    binds: Binds
+    rank_tokens: tuple[int, ...]
+    speeds: Mapping[str, LayoutSpeed]
+    flip_s: float | None
+    break_even_tokens: int | None
+    priced: tuple[Priced, ...] = ()
+    advice: tuple[Advice, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why nothing fits. `nearest_tokens` is the largest pool that would (0: not even one page)."""
+    """Why nothing fits: the sum of the option that came nearest. `nearest` is a complete set of settings with which
+    planning again gives a plan (None: nothing was found)."""
 
+    shape: ModelShape
+    wish: Wish
+    ceilings: Ceilings
+    option: str
+    reason: str
+    device: int
     needed_bytes: int
-    ceiling_bytes: int
-    arithmetic: str
-    nearest_tokens: int
+    available_bytes: int
+    lines: tuple[Line, ...]
+    nearest: Mapping[str, str | int] | None
+    nearest_text: str
+    priced: tuple[Priced, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
 
 
-def plan_host(memory: MemoryFacts, shape: ModelShape, wish: Wish) -> HostPlan | Refusal:
-    """The plan for `wish`, or why it cannot be.
+@dataclass(frozen=True)
+class Unknown:
+    """No plan and no refusal: the box says nothing about its memory."""
 
-    Without a wish for `kv_tokens` the pool is what `running` requests of the full context need, but no more than a
-    quarter of what is left after the weights; never less than one context that was asked for.
-    """
-    ceiling = max(0, memory.available_bytes - wish.floor_bytes)
-    fixed = (
-        Line("weights", shape.weights_bytes, "computed"),
-        Line("workspace", _workspace_bytes(shape, wish), "computed"),
-        Line("processes", PROCESS_BYTES, "reserve"),
-    )
-    room = ceiling - sum(line.bytes for line in fixed)
-    most = _down(max(0, room) // shape.kv_bytes_per_token, wish.page)
-    tokens = _pool_tokens(shape, wish, most)
-    if tokens > most or tokens < wish.page:
-        return _refusal(fixed, shape, max(tokens, wish.page), ceiling, most)
-    pool = Line("kv", tokens * shape.kv_bytes_per_token, "computed")
-    context = min(wish.context or shape.context, tokens)
-    return HostPlan(context, tokens, (fixed[0], pool, *fixed[1:]), ceiling)
-
-
-def _pool_tokens(shape: ModelShape, wish: Wish, most: int) -> int:
-    if wish.kv_tokens:
-        return max(wish.page, _down(wish.kv_tokens, wish.page))
-    full = _up(wish.context or shape.context, wish.page)
-    least = full if wish.context else min(full, most, _up(_SMALLEST_POOL, wish.page))
-    return max(least, min(wish.running * full, _down(most // _KV_SHARE, wish.page)))
-
-
-def _workspace_bytes(shape: ModelShape, wish: Wish) -> int:
-    """Activations of the largest plan: residual, normed input, mixer in and out (at most 6 hidden widths), gate, up and
-    product of the FFN, quantised copies of the widest input, and the logits; all float32."""
-    row = 4 * (6 * shape.hidden + 3 * shape.ffn) + 2 * max(shape.hidden, shape.ffn)
-    return wish.rows * row + wish.logit_rows * shape.vocab * 4
-
-
-def _refusal(fixed: tuple[Line, ...], shape: ModelShape, tokens: int, ceiling: int, most: int) -> Refusal:
-    lines = (*fixed, Line("kv", tokens * shape.kv_bytes_per_token, "computed"))
-    needed = sum(line.bytes for line in lines)
-    parts = " + ".join(f"{line.name} {mib(line.bytes)}" for line in lines)
-    return Refusal(needed, ceiling, f"{parts} = {mib(needed)} MiB, and {mib(ceiling)} MiB may be used", most)
-
-
-def mib(count: int) -> str:
-    """Bytes as MiB for people, rounded up so that a sum never looks smaller than it is."""
-    return f"{-(-count // MIB):d}"
-
-
-def _down(tokens: int, page: int) -> int:
-    return tokens // page * page
-
-
-def _up(tokens: int, page: int) -> int:
-    return -(-tokens // page) * page
+    ceilings: Ceilings
+    why: str
+    doubts: tuple[Doubt, ...] = field(default_factory=tuple)

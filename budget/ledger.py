@@ -1,0 +1,77 @@
+"""The ledger: named byte amounts, who holds them, and when.
+
+    moment      what is alive
+    boot        weights are placed, pools made; staging buffers exist
+    pipeline    the pipeline layout serves (prefill)
+    tensor      the tensor layout serves (decode)
+    flip        from one to the other: source backing has been released, the target's is being filled
+
+A line names the moments at which its bytes are held ("always" is all four). The sum of a moment is a plain sum over its
+lines, so whatever is never held together is never added together: a pool that only one layout backs is held in that
+layout's moment, and during the flip the larger of the two. The peak of a device is its largest moment. A plan fits when
+no device's peak exceeds its ceiling, and no pool of memory that several devices share is exceeded by all of them.
+
+Some lines grow with the number of tokens of the KV pool: they carry bytes per token beside their fixed bytes, and the
+solver looks for the largest number of tokens whose ledger fits.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+BOOT, PIPELINE, TENSOR, FLIP = "boot", "pipeline", "tensor", "flip"
+MOMENTS = (BOOT, PIPELINE, TENSOR, FLIP)
+ALWAYS = MOMENTS
+
+
+@dataclass(frozen=True)
+class Line:
+    """`bytes` held by device `device` (its index) at the moments `held`.
+
+    `source` is "computed" (from shapes), "measured" (read on this box) or "reserve" (allowed for). `note` says in a few
+    words what the number is made of.
+    """
+
+    device: int
+    name: str
+    bytes: int
+    held: tuple[str, ...]
+    source: str
+    note: str = ""
+
+    @property
+    def held_words(self) -> tuple[str, ...]:
+        """As the report and the JSON say it: ("always",), or the moments."""
+        return ("always",) if len(self.held) == len(MOMENTS) else self.held
+
+
+@dataclass(frozen=True)
+class Term:
+    """A line before the number of tokens is known: `fixed` bytes, and `per_token` for each token of the pool."""
+
+    device: int
+    name: str
+    fixed: float
+    held: tuple[str, ...]
+    source: str
+    note: str = ""
+    per_token: float = 0.0
+
+    def at(self, tokens: int) -> Line:
+        # Rounded up, but not past what a float got wrong in its last digits.
+        exact = self.fixed + self.per_token * tokens
+        return Line(self.device, self.name, math.ceil(round(exact, 3)), self.held, self.source, self.note)
+
+
+def held_bytes(lines: Iterable[Line], device: int, moment: str) -> int:
+    """What `device` holds at `moment`."""
+    return sum(line.bytes for line in lines if line.device == device and moment in line.held)
+
+
+def peak_bytes(lines: Sequence[Line], device: int) -> int:
+    """The most that `device` holds at any moment: the minimum of free memory is continuous, boot counts."""
+    return max(held_bytes(lines, device, moment) for moment in MOMENTS)

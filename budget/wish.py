@@ -1,0 +1,49 @@
+"""What is asked of a plan. Zero and None are "choose for me"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from budget.facts import MIB
+
+PAGE = 16
+"""Slots of a KV page."""
+
+DEFAULT_CARD_FLOOR = 1024 * MIB
+DEFAULT_HOST_FLOOR = 256 * MIB
+
+
+@dataclass(frozen=True)
+class Wish:
+    """The settings that a plan depends on, as `homeserve up` and `homeserve budget` have them.
+
+    `devices` are words of `--devices` (empty: auto). `layout` is auto, pipeline or tensor; `flip` auto or off.
+    `cpu_moe`: layers whose routed experts stay on the CPU; -1 is "the planner's choice", 0 none.
+    `floor_bytes`: what must remain free at the peak on every card and the host; None takes the defaults (1024 MiB a card,
+    256 MiB of the host, nothing on unified devices).
+    """
+
+    context: int = 0
+    kv_tokens: int = 0
+    kv_type: str = "f16"
+    running: int = 0
+    chunk: int = 256
+    logit_rows: int = 0
+    devices: tuple[str, ...] = ()
+    layout: str = "auto"
+    flip: str = "auto"
+    weight_vector: tuple[int, ...] = ()
+    token_vector: tuple[int, ...] = ()
+    pipeline_ratio: tuple[int, ...] = ()
+    cpu_moe: int = -1
+    draft: bool = True
+    vision: bool = False
+    state_bits: int = 32
+    floor_bytes: int | None = None
+    threads: int = 0
+    peer_groups: tuple[int, ...] = ()
+    """Bytes of peer aperture that each process group maps."""
+    exclusive: bool = True
+    """Exactly one layout's KV pool holds physical pages; False prices both resident at once."""
+    dense: bool = False
+    """Price a backend that would materialise packed weights as bf16."""
