@@ -1,0 +1,139 @@
+"""What homeserve's own processes hold on the host, line by line: the weights as the CPU keeps them, the buffers of a
+plan, the plan log, and the three kinds of processes.
+
+Two sorts of numbers. What the CPU backend maps is *computed*: its arena and its buffers are sums over widths, and the
+formulas here are the ones that the recorder uses, so they are right to the byte (the kernel rounds a mapping up to a
+huge page). What an interpreter with its libraries holds is *measured*: a constant for each kind of process, and one
+number for each token of the vocabulary, because a tokenizer keeps every token several times (text, index, merges).
+
+Shared pages of libraries are counted by share (Pss): three processes of one interpreter hold one copy of its code. So a
+constant is what a process adds on a box that runs nothing else of this Python; beside other Pythons it adds less.
+
+The names below are the names of ledger lines; what is measured after the start (`homeserve.measure`) bears the same.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from budget.facts import MIB, LayerShape, ModelShape
+from budget.wish import PAGE
+
+WEIGHTS = "weights"
+KV_POOL = "KV pool"
+STATES = "states"
+WORKSPACE = "workspace"
+ENGINE_PROCESS = "engine process"
+WORKER_PROCESS = "worker process"
+TEMPLATE_PROCESS = "template process"
+PLAN_LOG = "plan log"
+MODEL_FILE = "model file (page cache)"
+
+_ENGINE_BASE = 44 * MIB
+_ENGINE_PER_TOKEN = 900
+_WORKER_BASE = {"cpu": 28 * MIB, "reference": 32 * MIB}
+_WORKER_THREAD = MIB // 8
+_TEMPLATE_BASE = 15 * MIB
+
+_FLOAT = 4
+_LANES = 16
+"""Floats that a row of a buffer is padded to."""
+_ACTIVATION_BLOCK = (32, 80)
+"""Columns of one block of quantised activations, and its bytes."""
+_PARTITION_PAGES = 16
+"""Pages of one part of a split attention, and parts that may be open for each thread."""
+_SPLIT_ITEMS = 4
+
+
+def engine_bytes(shape: ModelShape) -> int:
+    """The engine process at rest after a start: interpreter, HTTP, engine, and the tokenizer of `shape.vocab` tokens."""
+    return _ENGINE_BASE + _ENGINE_PER_TOKEN * shape.vocab
+
+
+def worker_bytes(backend: str, threads: int) -> int:
+    """One worker process without what its program maps: interpreter, NumPy, the native library, `threads` stacks."""
+    return _WORKER_BASE.get(backend, max(_WORKER_BASE.values())) + _WORKER_THREAD * threads
+
+
+def template_bytes() -> int:
+    """The helper process that renders chat templates."""
+    return _TEMPLATE_BASE
+
+
+def plan_log_bytes(context: int, running: int, chunk: int, plans_in_flight: int = 2, ranks: int = 1) -> int:
+    """Shared memory of the plan log and of each rank's report ring, reserved when the fleet starts.
+
+    `context` is the longest request in tokens. The slots are made for the largest plan and the largest result that
+    these limits allow (the same sums as the scheduler's).
+    """
+    lane_pages = _parts(context, PAGE)
+    newcomers = 2 * (4 * context + 64 * 1024)
+    plan = newcomers + 64 * running + 4 * chunk + 4 * running * (1 + lane_pages) + 4096
+    result = (running + 32) * (32 + 16 * 21) + 64 * running + 16384
+    log = 64 + plans_in_flight * _slot(plan)
+    report = 64 + (plans_in_flight + 4) * _slot(result)
+    return log + ranks * report
+
+
+def packed_bytes(shape: ModelShape) -> int:
+    """Weights as the CPU backend keeps them. See `packed_tensor_bytes`: where a matrix has a whole number of 16 rows and
+    norms are stored as floats, which is so in every checkpoint we know, it is what the checkpoint has, to the byte."""
+    return shape.weights_bytes
+
+
+def packed_tensor_bytes(block_bytes: int, block_cols: int, rows: int, cols: int) -> int:
+    """Bytes of one matrix in the CPU backend's layout, of any type: blocks of `block_cols` columns take `block_bytes` a
+    row (Q4_K: 144 for 256), as in the file, but the last group of 16 rows is full; aligned to a cache line."""
+    return _padded(_parts(rows, _LANES) * _LANES * (cols // block_cols) * block_bytes, 64)
+
+
+def workspace_bytes(
+    shape: ModelShape, rows: int, logit_rows: int, threads: int, context: int, *, head: bool = True
+) -> int:
+    """Buffers and scratch of the CPU backend for plans of `rows` rows, `logit_rows` of them with logits.
+
+    `context` is the longest request in tokens; `head` False is a rank of a pipeline that computes no logits.
+    """
+    hidden, mixer, ffn = shape.hidden, shape.mixer_width, shape.ffn
+    q_width, group, head_dim = _attention_of(shape)
+    # x, update, normed; q, k, v and the mixed heads; gate, up and their product.
+    wide = 3 * _padded(hidden) + mixer + q_width + 3 * _padded(ffn)
+    total = wide * rows * _FLOAT
+    if head:
+        total += (2 * _padded(hidden) + _padded(shape.vocab)) * logit_rows * _FLOAT
+    columns, block = _ACTIVATION_BLOCK
+    total += rows * (max(hidden, q_width, ffn) // columns) * block
+    partitions = _parts(_parts(context, PAGE), _PARTITION_PAGES)
+    total += _SPLIT_ITEMS * threads * partitions * group * (16 + _padded(head_dim)) * _FLOAT
+    tiles, rope = 2 * rows * _FLOAT, rows * head_dim * _FLOAT + head_dim // 2 * 8
+    return total + tiles + rope
+
+
+def _attention_of(shape: ModelShape) -> tuple[int, int, int]:
+    """(width of q, query heads of one KV head, head size) of the widest attention layer; zeros where there is none."""
+    widest: LayerShape | None = max(
+        (layer for layer in shape.layers if layer.kv is not None), key=lambda layer: _elements(layer), default=None
+    )
+    if widest is None or widest.kv is None:
+        return 0, 0, 0
+    heads = max(1, widest.kv.heads)
+    head_dim = widest.kv.elements // 2 // heads
+    q_width = max(head_dim * heads, shape.mixer_width - widest.kv.elements)
+    return q_width, max(1, q_width // max(1, head_dim * heads)), head_dim
+
+
+def _elements(layer: LayerShape) -> int:
+    return 0 if layer.kv is None else layer.kv.elements
+
+
+def _slot(record_bytes: int) -> int:
+    """A ring's slot for records of so many bytes: a stamp of 8 and a frame header of 16 beside them."""
+    return _padded(record_bytes + 24, 64)
+
+
+def _padded(size: int, unit: int = _LANES) -> int:
+    return _parts(size, unit) * unit
+
+
+def _parts(size: int, unit: int) -> int:
+    return -(-size // unit)
