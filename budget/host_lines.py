@@ -20,11 +20,11 @@ from budget.facts import MIB, LayerShape, ModelShape
 from budget.wish import PAGE
 
 WEIGHTS = "weights"
-KV_POOL = "KV pool"
-STATES = "states"
+KV = "kv"
+STATE = "state"
 WORKSPACE = "workspace"
 ENGINE_PROCESS = "engine process"
-WORKER_PROCESS = "worker process"
+WORKER_PROCESSES = "worker processes"
 TEMPLATE_PROCESS = "template process"
 PLAN_LOG = "plan log"
 MODEL_FILE = "model file (page cache)"
@@ -46,11 +46,11 @@ _SPLIT_ITEMS = 4
 
 
 def engine_bytes(shape: ModelShape) -> int:
-    """The engine process at rest after a start: interpreter, HTTP, engine, and the tokenizer of `shape.vocab` tokens."""
+    """The engine process at rest after a start: interpreter, HTTP, engine, and a tokenizer of `shape.vocab` tokens."""
     return _ENGINE_BASE + _ENGINE_PER_TOKEN * shape.vocab
 
 
-def worker_bytes(backend: str, threads: int) -> int:
+def worker_bytes(backend: str, threads: int = 1) -> int:
     """One worker process without what its program maps: interpreter, NumPy, the native library, `threads` stacks."""
     return _WORKER_BASE.get(backend, max(_WORKER_BASE.values())) + _WORKER_THREAD * threads
 
@@ -60,7 +60,7 @@ def template_bytes() -> int:
     return _TEMPLATE_BASE
 
 
-def plan_log_bytes(context: int, running: int, chunk: int, plans_in_flight: int = 2, ranks: int = 1) -> int:
+def plan_log_bytes(ranks: int, running: int, chunk: int, context: int, plans_in_flight: int = 2) -> int:
     """Shared memory of the plan log and of each rank's report ring, reserved when the fleet starts.
 
     `context` is the longest request in tokens. The slots are made for the largest plan and the largest result that
@@ -77,7 +77,7 @@ def plan_log_bytes(context: int, running: int, chunk: int, plans_in_flight: int 
 
 def packed_bytes(shape: ModelShape) -> int:
     """Weights as the CPU backend keeps them. See `packed_tensor_bytes`: where a matrix has a whole number of 16 rows and
-    norms are stored as floats, which is so in every checkpoint we know, it is what the checkpoint has, to the byte."""
+    norms are stored as floats, which is so in nearly every checkpoint, it is what the checkpoint has, to the byte."""
     return shape.weights_bytes
 
 
@@ -88,12 +88,14 @@ def packed_tensor_bytes(block_bytes: int, block_cols: int, rows: int, cols: int)
 
 
 def workspace_bytes(
-    shape: ModelShape, rows: int, logit_rows: int, threads: int, context: int, *, head: bool = True
+    shape: ModelShape, rows: int, logit_rows: int, threads: int, context: int = 0, *, head: bool = True
 ) -> int:
     """Buffers and scratch of the CPU backend for plans of `rows` rows, `logit_rows` of them with logits.
 
-    `context` is the longest request in tokens; `head` False is a rank of a pipeline that computes no logits.
+    `context` is the longest request in tokens (0: the model's own); `head` False is a rank of a pipeline that computes
+    no logits.
     """
+    context = context or shape.context
     hidden, mixer, ffn = shape.hidden, shape.mixer_width, shape.ffn
     q_width, group, head_dim = _attention_of(shape)
     # x, update, normed; q, k, v and the mixed heads; gate, up and their product.
