@@ -1,15 +1,74 @@
-"""From ceilings, a model's shape and a wish to a plan that fits, or to the reason why none does."""
+"""From ceilings, a model's shape and a wish to a plan that fits, or to the reason why none does.
+
+The plan is a proof: its ledger is a list of lines, their sums at each moment are below every ceiling, and whoever doubts
+it can add them up. How it is found:
+
+    options      placements in the order in which they are wanted (options.py)
+    trials       each with several cuts between "by speed" and "by memory"; every trial is a ledger (placement.py)
+    room         the largest KV pool whose ledger fits (solve.py)
+    choice       the first group that gives a comfortable pool; in a group the largest pool, then the fastest
+
+A placement that is only a way out (part of the model on the CPU, fewer requests at once) gets a comfortable pool and no
+more unless it is asked for: so more memory never means a smaller context. What was asked for is never made smaller: a wish
+that does not fit is refused with the sum of the option that came nearest.
+
+Pure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from budget import host_lines
+from budget.aperture import check_groups
 from budget.ceilings import Ceilings
-from budget.facts import Doubt, ModelShape
-from budget.ledger import Line
-from budget.speed import LayoutSpeed
-from budget.wish import Wish
+from budget.facts import MIB, Doubt, ModelShape
+from budget.ledger import MOMENTS, PIPELINE, TENSOR, Line, Term, held_bytes
+from budget.options import EXPERTS, WishError, chosen, options
+from budget.placement import (
+    Cut,
+    Job,
+    Option,
+    Shard,
+    Share,
+    pages,
+    pipeline_shares,
+    ranges_of,
+    settle,
+    tensor_shares,
+    terms,
+)
+from budget.solve import TOKENS_MAX, Room, fits, room
+from budget.speed import (
+    DeviceRates,
+    LayoutSpeed,
+    Work,
+    break_even,
+    flip_seconds,
+    pipeline_speed,
+    rates_of,
+    tensor_speed,
+)
+from budget.vectors import apportion, best_token_vector, reduced
+from budget.wish import PAGE, Wish
+
+__all__ = ["Advice", "Binds", "Plan", "Priced", "Refusal", "Unknown", "WishError", "plan"]
+
+COMFORT_TOKENS = 8192
+"""A pool that a conversation fits into: less is a reason to look for a slower placement that gives more."""
+
+_HOST_SHARE = 4
+"""On the host, an unasked pool takes at most one part in so many of the room: this is someone's home box."""
+_HOST_LEAST = 2048
+
+_BLENDS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Between a cut by speed (0) and a cut by memory (1)."""
+_VECTOR_UNITS = 64
+_DEPTH = 2048
+"""Tokens of context at which decode speed is told."""
+_JOB_PROMPT, _JOB_ANSWER = 2048, 256
+"""The request by which placements are compared."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +82,14 @@ class Binds:
 
 @dataclass(frozen=True)
 class Advice:
-    """One change of a setting, and what planning again with it gives. `flags` are settings by name (kv_type: "q8_0")."""
+    """One change of a setting, and what planning again with it gives. `flags` are settings by name (kv_type: "q8_0").
+
+    `gain_tokens` counts tokens of `of`: of the context while it is shorter than the model's, else of the pool."""
 
     flags: Mapping[str, str | int]
     gain_tokens: int
     text: str
+    of: str = "context"
 
 
 @dataclass(frozen=True)
@@ -69,6 +131,8 @@ class Plan:
     speeds: Mapping[str, LayoutSpeed]
     flip_s: float | None
     break_even_tokens: int | None
+    most_tokens: int = 0
+    """The largest pool that fits; `kv_tokens` may be less where nobody asked for so many."""
     priced: tuple[Priced, ...] = ()
     advice: tuple[Advice, ...] = ()
     doubts: tuple[Doubt, ...] = ()
@@ -88,8 +152,8 @@ class Refusal:
     needed_bytes: int
     available_bytes: int
     lines: tuple[Line, ...]
-    nearest: Mapping[str, str | int] | None
-    nearest_text: str
+    nearest: Mapping[str, str | int] | None = None
+    nearest_text: str = ""
     priced: tuple[Priced, ...] = ()
     doubts: tuple[Doubt, ...] = ()
 
@@ -101,3 +165,480 @@ class Unknown:
     ceilings: Ceilings
     why: str
     doubts: tuple[Doubt, ...] = field(default_factory=tuple)
+
+
+def plan(ceilings: Ceilings, shape: ModelShape, wish: Wish) -> Plan | Refusal | Unknown:
+    """The best plan for `wish`, the refusal of the option that came nearest, or that nothing is known.
+
+    Raises WishError where the wish contradicts the box or the model by itself (a vector of the wrong length, a device
+    that is not there, a context longer than the model's).
+    """
+    _check(shape, wish)
+    devices = chosen(ceilings, wish)
+    if not devices:
+        return Unknown(ceilings, _why_unknown(ceilings), ceilings.doubts)
+    aperture = _aperture_refusal(ceilings, shape, wish)
+    if aperture is not None:
+        return aperture
+    tried: list[Trial] = []
+    best: Trial | None = None
+    for running in (wish.running,) if wish.running else (0, 1):
+        job = settle(shape, wish, running)
+        for group in options(job, ceilings, devices):
+            for option in group:
+                trial = _best_trial(job, option, ceilings, capped=best is not None or bool(tried))
+                tried.append(trial)
+                if trial.tokens >= job.least_tokens and (best is None or trial.key > best.key):
+                    best = trial
+            if best is not None and best.tokens >= _comfort(job):
+                return _made(best, tried)
+    if best is not None:
+        return _made(best, tried)
+    return _refused(tried)
+
+
+# ------------------------------------------------------------------------------------------------------------- trials
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One option with one cut and its vectors: the ledger's terms, the room, and the pool that it would get."""
+
+    job: Job
+    option: Option
+    ceilings: Ceilings
+    cut: Cut | None
+    shard: Shard | None
+    terms: tuple[Term, ...]
+    room: Room
+    tokens: int
+    speeds: Mapping[str, LayoutSpeed]
+
+    @property
+    def job_seconds(self) -> float:
+        """Time of the request by which placements are compared."""
+        prefill = self.speeds.get(PIPELINE) or self.speeds[TENSOR]
+        decode = self.speeds.get(TENSOR) or self.speeds[PIPELINE]
+        return _JOB_PROMPT / prefill.prefill_tok_s + _JOB_ANSWER / decode.decode_tok_s
+
+    @property
+    def key(self) -> tuple[float, ...]:
+        """What is preferred: tokens, then no refill at a flip, then speed; for what does not fit, the least lack."""
+        return (self.tokens, -self.room.short_bytes, self.option.resident, -self.job_seconds)
+
+
+def _best_trial(job: Job, option: Option, ceilings: Ceilings, *, capped: bool) -> Trial:
+    """The best of the option's cuts. `capped`: it is a way out, a comfortable pool is enough."""
+    trials = (
+        _trial(job, variant, ceilings, cut, shard, capped=capped)
+        for variant, cut, shard in _variants(job, option, ceilings, capped=capped)
+    )
+    return max(trials, key=lambda trial: trial.key)
+
+
+def _variants(
+    job: Job, option: Option, ceilings: Ceilings, *, capped: bool
+) -> Iterable[tuple[Option, Cut | None, Shard | None]]:
+    """Every combination of cut and shard that is worth a look."""
+    if option.host_only:
+        yield option, Cut(((0, len(job.layers)),)), None
+        return
+    if ceilings.devices[option.ranks[0]].kind == "cpu":
+        for cut in _cuts_with_cpu(job, option, ceilings):
+            yield option, cut, None
+        return
+    if option.name == EXPERTS:
+        cut = _cuts(job, option, ceilings)[-1]
+        yield _with_experts(job, option, ceilings, cut), cut, None
+        return
+    cuts: Sequence[Cut | None] = _cuts(job, option, ceilings) if PIPELINE in option.layouts else (None,)
+    shards: Sequence[Shard | None] = _shards(job, option, ceilings) if TENSOR in option.layouts else (None,)
+    for cut_ in cuts:
+        for shard in shards:
+            yield option, cut_, shard
+
+
+def _trial(
+    job: Job, option: Option, ceilings: Ceilings, cut: Cut | None, shard: Shard | None, *, capped: bool
+) -> Trial:
+    pipeline = pipeline_shares(job, option, cut) if cut is not None else ()
+    if shard is not None and not shard.tokens:
+        shard = replace(shard, tokens=_token_vector(job, option, ceilings, pipeline, shard))
+    tensor = tensor_shares(job, option, shard) if shard is not None else ()
+    found = tuple(terms(job, option, ceilings, pipeline, tensor))
+    space = room(found, ceilings)
+    granule = PAGE * (sum(shard.tokens) if shard is not None else 1)
+    tokens = _pool_tokens(job, option, ceilings, space.tokens, granule, capped=capped)
+    return Trial(
+        job, option, ceilings, cut, shard, found, space, tokens, _speeds(job, option, ceilings, pipeline, tensor)
+    )
+
+
+def _pool_tokens(job: Job, option: Option, ceilings: Ceilings, most: int, granule: int, *, capped: bool) -> int:
+    """The pool: what was asked for; unasked what the requests can use, less on the host and on a way out. 0 does not fit."""
+    wish = job.wish
+    most = most // granule * granule if most > 0 else 0
+    context = pages(job.context)
+    use = -(-job.running * context // granule) * granule
+    if wish.kv_tokens:
+        asked = -(-wish.kv_tokens // granule) * granule
+        return asked if asked <= most else 0
+    if capped:
+        use = min(use, _up(max(wish.context, min(context, COMFORT_TOKENS)), granule))
+    elif option.host_only:
+        share = min(most // _HOST_SHARE, max(context, COMFORT_TOKENS))
+        use = min(use, max(_up(wish.context or min(context, _HOST_LEAST), granule), share // granule * granule))
+    elif any(ceilings.devices[index].kind == "uma" for index in option.ranks):
+        use = min(use, _up(max(context, COMFORT_TOKENS), granule))
+    tokens = min(most, use)
+    return tokens if tokens >= job.least_tokens else 0
+
+
+def _up(tokens: int, granule: int) -> int:
+    return -(-tokens // granule) * granule
+
+
+def _comfort(job: Job) -> int:
+    return job.wish.kv_tokens or job.wish.context or min(job.shape.context, COMFORT_TOKENS)
+
+
+# ------------------------------------------------------------------------------------------------- cuts and vectors
+
+
+def _blended(job: Job, option: Option, ceilings: Ceilings) -> list[list[float]]:
+    """For each blend the share of each rank: of the speed to read weights, of the memory."""
+    devices = [ceilings.devices[index] for index in option.ranks]
+    speed = [rates_of(device).read_bytes_s for device in devices]
+    memory = [float(max(1, device.ceiling_bytes or 1)) for device in devices]
+    by_speed = [entry / sum(speed) for entry in speed]
+    by_memory = [entry / sum(memory) for entry in memory]
+    return [[(1 - b) * s + b * m for s, m in zip(by_speed, by_memory, strict=True)] for b in _BLENDS]
+
+
+def _cuts(job: Job, option: Option, ceilings: Ceilings) -> list[Cut]:
+    count, ratio = len(job.layers), job.wish.pipeline_ratio
+    if ratio:
+        _check_length("pipeline_ratio", ratio, option)
+        return [Cut(ranges_of(ratio if sum(ratio) == count else apportion(count, ratio, at_least=1)))]
+    if len(option.ranks) == 1:
+        return [Cut(((0, count),))]
+    found = [ranges_of(apportion(count, shares, at_least=1)) for shares in _blended(job, option, ceilings)]
+    return [Cut(ranges) for ranges in dict.fromkeys(found)]
+
+
+def _cuts_with_cpu(job: Job, option: Option, ceilings: Ceilings) -> Iterable[Cut]:
+    """The CPU takes the fewest first layers with which the cards have a comfortable pool, or as many as give the most."""
+    count, ratio = len(job.layers), job.wish.pipeline_ratio
+    if ratio:
+        _check_length("pipeline_ratio", ratio, option)
+        yield Cut(ranges_of(ratio if sum(ratio) == count else apportion(count, ratio, at_least=1)))
+        return
+    cards = replace(option, ranks=option.ranks[1:])
+    shares = _blended(job, cards, ceilings)[-1]
+
+    def cut(first: int) -> Cut:
+        least = 1 if count - first >= len(shares) else 0
+        return Cut(ranges_of((first, *apportion(count - first, shares, at_least=least))))
+
+    def tokens(first: int) -> int:
+        parts = pipeline_shares(job, option, cut(first))
+        return room(terms(job, option, ceilings, parts, ()), ceilings).tokens
+
+    low, high = 1, count - 1
+    if tokens(high) >= _comfort(job):
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if tokens(middle) >= _comfort(job) else (middle + 1, high)
+        yield cut(low)
+        return
+    yield cut(max(range(1, count), key=tokens))
+
+
+def _with_experts(job: Job, option: Option, ceilings: Ceilings, cut: Cut) -> Option:
+    """The option with the fewest layers' experts on the CPU that leave a comfortable pool (or with what was asked)."""
+    if option.expert_layers:
+        return option
+
+    def tokens(layers: int) -> int:
+        there = replace(option, expert_layers=layers)
+        return room(terms(job, there, ceilings, pipeline_shares(job, there, cut), ()), ceilings).tokens
+
+    low, high = 1, len(job.layers)
+    if tokens(high) < _comfort(job):
+        return replace(option, expert_layers=high)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if tokens(middle) >= _comfort(job) else (middle + 1, high)
+    return replace(option, expert_layers=low)
+
+
+def _shards(job: Job, option: Option, ceilings: Ceilings) -> list[Shard]:
+    given = job.wish.token_vector
+    if given:
+        _check_length("token_vector", given, option)
+    if job.wish.weight_vector:
+        _check_length("weight_vector", job.wish.weight_vector, option)
+        return [Shard(reduced(job.wish.weight_vector), reduced(given) if given else ())]
+    vectors = [reduced(apportion(_VECTOR_UNITS, s, at_least=1)) for s in _blended(job, option, ceilings)]
+    return [Shard(vector, reduced(given) if given else ()) for vector in dict.fromkeys(vectors)]
+
+
+def _token_vector(
+    job: Job, option: Option, ceilings: Ceilings, pipeline: Sequence[Share], shard: Shard
+) -> tuple[int, ...]:
+    """The vector that addresses the most tokens with what the weights leave of each rank."""
+    tensor = tensor_shares(job, option, replace(shard, tokens=(1,) * len(option.ranks)))
+    row = sum(share.kv_row for share in tensor)
+    found = [term for term in terms(job, option, ceilings, pipeline, tensor) if TENSOR in term.held]
+    rows = []
+    for index in option.ranks:
+        held = sum(term.fixed for term in found if term.device == index)
+        left = (ceilings.devices[index].ceiling_bytes or 0) - held
+        rows.append(max(1, int(left / row / PAGE)) if row else 1)
+    return best_token_vector(rows)
+
+
+def _check_length(name: str, vector: Sequence[int], option: Option) -> None:
+    if len(vector) != len(option.ranks):
+        what = f"{len(vector)} numbers for {len(option.ranks)} ranks"
+        raise WishError(name, what, "give one number for each device that is used, the largest device first")
+    if min(vector) < 1:
+        raise WishError(name, f"{','.join(map(str, vector))} holds a number below 1", "give whole numbers from 1 on")
+
+
+# ------------------------------------------------------------------------------------------------------------- speeds
+
+
+def _speeds(
+    job: Job, option: Option, ceilings: Ceilings, pipeline: Sequence[Share], tensor: Sequence[Share]
+) -> dict[str, LayoutSpeed]:
+    rates = [rates_of(ceilings.devices[index]) for index in option.ranks]
+    found = {}
+    if pipeline:
+        work, there = [_work(job, share) for share in pipeline], list(rates)
+        if option.expert_layers:
+            layers = job.layers[: option.expert_layers]
+            away = sum(layer.expert_bytes * layer.used_experts for layer in layers)
+            work.append(_work(job, Share(0, read=away)))
+            there.append(rates_of(ceilings.devices[-1]))
+        found[PIPELINE] = pipeline_speed(work, there, job.shape.hidden, len(job.layers))
+    if tensor:
+        found[TENSOR] = tensor_speed([_work(job, share) for share in tensor], rates, job.shape.hidden, len(job.layers))
+    return found
+
+
+def _work(job: Job, share: Share) -> Work:
+    params = sum(layer.params for layer in job.layers)
+    packed = sum(layer.bytes for layer in job.layers)
+    per_byte = params / packed if params and packed else 1.75
+    return Work(share.read, share.kv_row * _DEPTH + share.state / max(1, job.running), 2 * share.read * per_byte)
+
+
+# ----------------------------------------------------------------------------------------------------------- outcomes
+
+
+def _made(trial: Trial, tried: Sequence[Trial]) -> Plan:
+    job, option, ceilings = trial.job, trial.option, trial.ceilings
+    lines = tuple(line for line in (term.at(trial.tokens) for term in trial.terms) if line.bytes)
+    if not fits(lines, ceilings):
+        raise AssertionError(f"a plan that does not fit: {option.name}, {trial.tokens} tokens")
+    flip_s, even = _flip(trial)
+    return Plan(
+        shape=job.shape,
+        wish=job.wish,
+        ceilings=ceilings,
+        option=option.name,
+        ranks=option.ranks,
+        layouts=option.layouts,
+        ranges=trial.cut.ranges if trial.cut is not None else (),
+        weight_vector=trial.shard.weights if trial.shard is not None else (),
+        token_vector=trial.shard.tokens if trial.shard is not None else (),
+        expert_layers=option.expert_layers,
+        context=min(job.context, trial.tokens),
+        kv_tokens=trial.tokens,
+        running=job.running,
+        lines=lines,
+        binds=_binds(trial, lines),
+        rank_tokens=tuple(_rank_tokens(trial, index) for index in option.ranks),
+        speeds=trial.speeds,
+        flip_s=flip_s,
+        break_even_tokens=even,
+        most_tokens=trial.room.tokens // PAGE * PAGE if trial.room.tokens < TOKENS_MAX else trial.tokens,
+        priced=_priced(trial, tried),
+        doubts=(*ceilings.doubts, *_doubts(trial)),
+    )
+
+
+def _rank_tokens(trial: Trial, device: int) -> int:
+    """What this rank alone would allow; a rank without KV rows bounds nothing and is given the plan's own number."""
+    tokens = trial.room.devices[device]
+    return trial.tokens if tokens >= TOKENS_MAX else max(0, tokens // PAGE * PAGE)
+
+
+def _binds(trial: Trial, lines: Sequence[Line]) -> Binds:
+    """The device where the room ends, and its line that the pool competes with."""
+    device, moment = trial.room.device, trial.room.moment
+    own = [line for line in lines if line.device == device and moment in line.held]
+    pool = next((line for line in own if line.name.startswith(host_lines.KV_POOL)), None)
+    if trial.room.tokens >= TOKENS_MAX or not own:
+        return Binds(trial.option.ranks[0], host_lines.WEIGHTS, "nothing: the model keeps no token in memory")
+    largest = max((line for line in own if line is not pool), key=lambda line: line.bytes, default=own[0])
+    name = trial.ceilings.devices[device].name
+    if trial.tokens < trial.room.tokens // PAGE * PAGE - PAGE * 64:
+        return Binds(device, largest.name, f"nothing yet: {name} would hold {trial.room.tokens // PAGE * PAGE} tokens")
+    line = pool.name if pool is not None else largest.name
+    return Binds(device, line, f"{name} is full at {trial.room.tokens // PAGE * PAGE} tokens ({moment})")
+
+
+def _flip(trial: Trial) -> tuple[float | None, int | None]:
+    """Seconds of one flip, and the prompt tokens from which a round trip pays; None where they do not exist."""
+    if not trial.option.flips:
+        return None, None
+    ranks = trial.option.ranks
+    moved = [0.0] * len(ranks)
+    if not trial.option.resident:
+        for place, index in enumerate(ranks):
+            moved[place] = sum(term.fixed for term in trial.terms if term.device == index and "arena" in term.name)
+    seconds = flip_seconds(moved, [rates_of(trial.ceilings.devices[index]) for index in ranks])
+    before, after = trial.speeds[PIPELINE].prefill_tok_s, trial.speeds[TENSOR].prefill_tok_s
+    even = break_even(2 * seconds, after, before) if before > after > 0 else None
+    return seconds, even
+
+
+def _priced(taken: Trial, tried: Sequence[Trial]) -> tuple[Priced, ...]:
+    found: dict[str, Priced] = {}
+    for trial in tried:
+        speeds = trial.speeds
+        prefill, decode = speeds.get(PIPELINE) or speeds[TENSOR], speeds.get(TENSOR) or speeds[PIPELINE]
+        name = trial.option.name + (
+            "" if trial.job.running != 1 or trial.job.wish.running else ", one request at a time"
+        )
+        if trial is taken:
+            why = ""
+        elif not trial.tokens:
+            why = _lack(trial)
+        else:
+            why = "smaller pool" if trial.tokens < taken.tokens else "slower"
+        found[name] = Priced(name, trial.tokens or None, prefill.prefill_tok_s, decode.decode_tok_s, why)
+    return tuple(found.values())
+
+
+def _lack(trial: Trial) -> str:
+    short, device, _, _ = _shortage(trial)
+    return f"{-(-short // MIB)} MiB lack on {trial.ceilings.devices[device].name}"
+
+
+def _shortage(trial: Trial) -> tuple[int, int, int, int]:
+    """(bytes that lack, device, bytes needed there, bytes there) with the smallest pool that is worth a plan."""
+    tokens = _up(trial.job.least_tokens, PAGE)
+    lines = [term.at(tokens) for term in trial.terms]
+    worst = (-(1 << 62), trial.option.ranks[0], 0, 0)
+    for device in trial.ceilings.devices:
+        if device.ceiling_bytes is None:
+            continue
+        for moment in MOMENTS:
+            needed = held_bytes(lines, device.index, moment)
+            worst = max(worst, (needed - device.ceiling_bytes, device.index, needed, device.ceiling_bytes))
+    for pool, size in enumerate(trial.ceilings.pools):
+        members = [device for device in trial.ceilings.devices if device.pool == pool]
+        if size is None or len(members) < 2:
+            continue
+        for moment in MOMENTS:
+            held = {d.index: max(0, held_bytes(lines, d.index, moment) - d.private_bytes) for d in members}
+            largest = max(held, key=lambda index: held[index])
+            worst = max(worst, (sum(held.values()) - size, largest, sum(held.values()), size))
+    return worst
+
+
+def _refused(tried: Sequence[Trial]) -> Refusal:
+    trial = min(tried, key=lambda trial: _shortage(trial)[0])
+    short, index, needed, available = _shortage(trial)
+    device = trial.ceilings.devices[index]
+    lines = tuple(line for line in (term.at(_up(trial.job.least_tokens, PAGE)) for term in trial.terms) if line.bytes)
+    reason = (
+        f"{trial.job.shape.name} does not fit: {device.name} would hold {-(-needed // MIB)} MiB and"
+        f" {available // MIB} MiB may be used there, {-(-short // MIB)} MiB are missing"
+    )
+    if trial.job.wish.dense:
+        reason += _dense_words(trial)
+    return Refusal(
+        shape=trial.job.shape,
+        wish=trial.job.wish,
+        ceilings=trial.ceilings,
+        option=trial.option.name,
+        reason=reason,
+        device=index,
+        needed_bytes=needed,
+        available_bytes=available,
+        lines=lines,
+        priced=_priced(trial, tried)[: len(tried)],
+        doubts=(*trial.ceilings.doubts, *_doubts(trial)),
+    )
+
+
+def _dense_words(trial: Trial) -> str:
+    packed, dense = trial.job.shape.layers, trial.job.layers
+    before, after = sum(layer.bytes for layer in packed) / len(packed), sum(layer.bytes for layer in dense) / len(dense)
+    return (
+        f" (this backend has no kernel for packed weights and would hold them as bf16: {before / MIB:.1f} ->"
+        f" {after / MIB:.1f} MiB a layer, {after / before:.2f}x)"
+    )
+
+
+def _aperture_refusal(ceilings: Ceilings, shape: ModelShape, wish: Wish) -> Refusal | None:
+    """The peer aperture is a budget of its own: every group that maps peers' memory takes from it."""
+    if not wish.peer_groups:
+        return None
+    for device in ceilings.devices:
+        if device.bar1 is None:
+            continue
+        usable = device.bar1.free_bytes if device.bar1.free_bytes is not None else device.bar1.total_bytes
+        if usable is None:
+            continue
+        refused = check_groups(wish.peer_groups, usable)
+        if refused is not None:
+            needed = sum(wish.peer_groups)
+            return Refusal(shape, wish, ceilings, "peer aperture", refused, device.index, needed, usable, ())
+    return None
+
+
+def _doubts(trial: Trial) -> list[Doubt]:
+    """What this plan takes for granted."""
+    found = []
+    host = trial.ceilings.devices[-1]
+    lines = [term.at(trial.tokens) for term in trial.terms]
+    held = max(held_bytes(lines, host.index, moment) for moment in MOMENTS)
+    if host.ceiling_bytes is None and held:
+        what = "host memory is unknown"
+        found.append(Doubt("host", what, f"{-(-held // MIB)} MiB of host lines are planned and not checked"))
+    unsure = [trial.ceilings.devices[i] for i in trial.option.ranks if not rates_of(trial.ceilings.devices[i]).sure]
+    for device in unsure:
+        rates: DeviceRates = rates_of(device)
+        found.append(Doubt(f"speed of {device.name}", rates.source, f"{rates.read_bytes_s / 1e9:.0f} GB/s"))
+    return found
+
+
+def _check(shape: ModelShape, wish: Wish) -> None:
+    if wish.context > shape.context:
+        raise WishError(
+            "context",
+            f"--context {wish.context} is more than the {shape.context} tokens that {shape.name} was trained for",
+            f"use --context {shape.context} or less",
+        )
+    if wish.kv_tokens and wish.context > wish.kv_tokens:
+        raise WishError(
+            "kv_tokens",
+            f"--context {wish.context} does not fit the {wish.kv_tokens} tokens of --kv-tokens",
+            "raise --kv-tokens or lower --context",
+        )
+    if wish.pipeline_ratio and shape.nextn and sum(wish.pipeline_ratio) == len(shape.layers) + len(shape.nextn):
+        raise WishError(
+            "pipeline_ratio",
+            f"{sum(wish.pipeline_ratio)} counts the drafting block; the backbone has {len(shape.layers)} layers",
+            f"give numbers that sum to {len(shape.layers)}",
+        )
+
+
+def _why_unknown(ceilings: Ceilings) -> str:
+    names = ", ".join(device.name for device in ceilings.devices)
+    return f"the memory of none of these devices is known: {names}"

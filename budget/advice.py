@@ -1,0 +1,217 @@
+"""What to change: for a plan, which setting gives how much more; for a refusal, the nearest wish that fits.
+
+Nothing here estimates. Every advice is the difference between two plans, made by the same planner from the same box, and
+every nearest wish has been planned before it is told: whoever asks again with those settings gets what was promised.
+
+The nearest wish keeps as much as it can, in this order: what was asked for with smaller KV rows or fewer requests at once;
+other devices and layouts than those that were insisted on; a shorter context; a smaller quantisation of the same model; the
+host memory that a profile does not tell; and at the end the small default model, which fits almost anywhere.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from budget.ceilings import ceilings
+from budget.facts import GIB, KV_BITS, MIB, Box, Doubt, MemoryFacts, ModelShape
+from budget.ledger import FLIP
+from budget.plan import Advice, Plan, Refusal, Unknown, plan
+from budget.quants import QUANTS, requantised
+from budget.question import settings_of
+from budget.wish import DEFAULT_CARD_FLOOR, Wish
+
+Outcome = Plan | Refusal | Unknown
+Settings = dict[str, str | int]
+
+ADVICE_AT_MOST = 6
+_LEAST_GAIN = 256
+_ASSUMED_GIB = (8, 16, 32, 64, 128, 256, 512)
+
+_COSTS = {
+    "kv_type": "smaller KV rows, read a little less exactly",
+    "max_running": "fewer requests are computed together",
+    "chunk": "smaller prompt chunks: slower prefill",
+    "floor_mib": "less memory stays free for others",
+    "quant": "another file of the model, answers lose a little",
+    "kv_tokens": "a larger pool than this host gives unasked",
+    "draft": "no drafting: slower decode",
+    "flip": "one layout for prefill and decode",
+}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is asked about: a model on a box. `fallback` is the default model's shape, for when nothing else fits."""
+
+    box: Box
+    shape: ModelShape
+    fallback: ModelShape | None = None
+    held: Mapping[str, int] | None = None
+
+
+def answer(subject: Subject, wish: Wish, *, advise: bool = True) -> Outcome:
+    """The plan with advice, or the refusal with the nearest wish that fits. Raises WishError as `plan` does."""
+    outcome = _planned(subject, wish)
+    if not advise or isinstance(outcome, Unknown):
+        return outcome
+    if isinstance(outcome, Plan):
+        return replace(outcome, advice=tuple(_advice(subject, outcome)))
+    found = _nearest(subject, wish)
+    if found is None:
+        return outcome
+    settings, text = found
+    return replace(outcome, nearest=settings, nearest_text=text)
+
+
+def changed(subject: Subject, wish: Wish, settings: Mapping[str, str | int]) -> tuple[Subject, Wish]:
+    """The same question with these settings changed, as `homeserve budget` would read them."""
+    for name, value in settings.items():
+        if name == "quant":
+            subject = replace(subject, shape=requantised(subject.shape, str(value)))
+        elif name == "assume_ram_mib":
+            subject = replace(subject, box=with_memory(subject.box, int(value) * MIB))
+        elif name == "shape":
+            assert subject.fallback is not None
+            subject = replace(subject, shape=subject.fallback)
+        else:
+            wish = _with_setting(wish, name, value)
+    return subject, wish
+
+
+def with_memory(box: Box, total_bytes: int) -> Box:
+    """The box with so much host memory, where its profile does not say how much it has."""
+    if box.memory is not None:
+        return box
+    what = f"taken as {total_bytes // MIB} MiB because that was asked"
+    memory = MemoryFacts(total_bytes, total_bytes, "assumed", None)
+    return replace(box, memory=memory, doubts=(*box.doubts, Doubt("host memory", "the profile does not say it", what)))
+
+
+def _with_setting(wish: Wish, name: str, value: str | int) -> Wish:
+    match name:
+        case "max_running":
+            return replace(wish, running=int(value))
+        case "floor_mib":
+            return replace(wish, floor_bytes=int(value) * MIB)
+        case "draft" | "vision":
+            return replace(wish, **{name: value not in ("off", "no", "false")})
+        case "devices" | "weight_vector" | "token_vector" | "pipeline_ratio":
+            if value != "auto":
+                raise ValueError(f"{name} is only ever set back to auto")
+            return replace(wish, **{name: ()})
+        case "cpu_moe":
+            return replace(wish, cpu_moe={"auto": -1, "off": 0}.get(str(value), -2) if isinstance(value, str) else value)
+        case "context" | "kv_tokens" | "chunk":
+            return replace(wish, **{name: int(value)})
+        case _:
+            return replace(wish, **{name: str(value)})
+
+
+def _planned(subject: Subject, wish: Wish) -> Outcome:
+    named = frozenset(wish.devices)
+    return plan(ceilings(subject.box, wish.floor_bytes, subject.held or {}, named=named), subject.shape, wish)
+
+
+# ------------------------------------------------------------------------------------------------------------- advice
+
+
+def _advice(subject: Subject, made: Plan) -> Iterable[Advice]:
+    """The changes that give the most, each planned."""
+    found = []
+    for settings in _changes(subject, made):
+        other = _planned(*changed(subject, made.wish, settings))
+        if not isinstance(other, Plan):
+            continue
+        full = made.context >= made.shape.context
+        gain = other.kv_tokens - made.kv_tokens if full else other.context - made.context
+        if gain >= max(_LEAST_GAIN, (made.kv_tokens if full else made.context) // 100):
+            costs = "; ".join(_COSTS[name] for name in settings)
+            found.append(Advice(settings, gain, costs, "pool" if full else "context"))
+    return sorted(found, key=lambda advice: -advice.gain_tokens)[:ADVICE_AT_MOST]
+
+
+def _changes(subject: Subject, made: Plan) -> Iterable[Settings]:
+    wish = made.wish
+    if not wish.kv_tokens and made.most_tokens > made.kv_tokens and not wish.context:
+        yield {"kv_tokens": made.most_tokens}
+    for kv_type in ("q8_0", "f8"):
+        if KV_BITS[kv_type] < KV_BITS[wish.kv_type]:
+            yield {"kv_type": kv_type}
+    for running in (made.running // 2, made.running // 4, 1):
+        if 0 < running < made.running:
+            yield {"max_running": running}
+    if wish.chunk > 64:
+        yield {"chunk": 64}
+    floor = DEFAULT_CARD_FLOOR if wish.floor_bytes is None else wish.floor_bytes
+    discrete = [index for index in made.ranks if made.ceilings.devices[index].kind == "discrete"]
+    if discrete and floor > 512 * MIB:
+        yield {"floor_mib": floor // MIB // 2}
+    if made.shape.nextn and wish.draft:
+        yield {"draft": "off"}
+    if any(FLIP in line.held for line in made.lines) and len(made.layouts) > 1:
+        yield {"flip": "off"}
+    smaller = smaller_quants(made.shape)
+    if smaller:
+        yield {"quant": smaller[0]}
+
+
+def smaller_quants(shape: ModelShape) -> list[str]:
+    """The names of the ladder under which the model would be smaller, the largest first."""
+    sizes = {name: requantised(shape, name).weights_bytes for name in QUANTS}
+    return [name for name in sorted(sizes, key=lambda name: -sizes[name]) if sizes[name] < 0.95 * shape.weights_bytes]
+
+
+# ------------------------------------------------------------------------------------------------------ nearest wish
+
+
+def _nearest(subject: Subject, wish: Wish) -> tuple[Settings, str] | None:
+    """The first of the ladder that gives a plan, as a complete set of settings, and what it gives up."""
+    for settings, text in _ladder(subject, wish):
+        other, asked = changed(subject, wish, settings)
+        outcome = _planned(other, asked)
+        if isinstance(outcome, Plan):
+            told = {**settings_of(asked), **{name: settings[name] for name in _BESIDE if name in settings}}
+            told["context"] = outcome.context
+            told["max_running"] = outcome.running
+            return told, f"{text}: {outcome.context} tokens of context, {outcome.running} at once"
+    return None
+
+
+_BESIDE = ("quant", "assume_ram_mib", "shape")
+"""Settings of a nearest wish that are no part of a `Wish`."""
+
+
+def _ladder(subject: Subject, wish: Wish) -> Iterable[tuple[Settings, str]]:
+    free: Settings = {}
+    if wish.devices or wish.layout != "auto" or wish.cpu_moe >= 0 or wish.pipeline_ratio or wish.weight_vector:
+        free = {"devices": "auto", "layout": "auto", "flip": "auto", "cpu_moe": "auto", "weight_vector": "auto"}
+        free |= {"token_vector": "auto", "pipeline_ratio": "auto"}
+    small: Settings = {"kv_type": "q8_0"} if KV_BITS[wish.kv_type] > KV_BITS["q8_0"] else {}
+    least: Settings = {**small, "max_running": 1, "chunk": 64, "draft": "off", "vision": "off"}
+    if small:
+        yield small, "with KV rows of q8_0"
+    yield {"max_running": 1}, "with one request at a time"
+    yield {**small, "max_running": 1}, "with KV rows of q8_0 and one request at a time"
+    if free:
+        yield free, "on other devices or layouts"
+        yield {**free, **small}, "on other devices or layouts, with KV rows of q8_0"
+    shorter: Settings = {"context": 0, "kv_tokens": 0}
+    if wish.context or wish.kv_tokens:
+        yield shorter, "with a shorter context"
+        yield {**shorter, **small}, "with a shorter context and KV rows of q8_0"
+    yield {**free, **shorter, **least}, "with everything at its smallest"
+    for quant in smaller_quants(subject.shape):
+        yield {**free, **shorter, "quant": quant}, f"as {quant}"
+    for quant in smaller_quants(subject.shape)[-1:]:
+        yield {**free, **shorter, **least, "quant": quant}, f"as {quant}, with everything at its smallest"
+    if subject.box.memory is None:
+        for gib in _ASSUMED_GIB:
+            mib = gib * GIB // MIB
+            yield {**free, **shorter, "assume_ram_mib": mib}, f"if this box has {gib} GiB of host memory"
+    if subject.fallback is not None:
+        name: Settings = {"shape": subject.fallback.name}
+        yield {**free, **shorter, **name}, f"with a smaller model, {subject.fallback.name}"
+        yield {**free, **shorter, **least, **name}, f"with a smaller model, {subject.fallback.name}, at its smallest"

@@ -1,0 +1,145 @@
+"""Which placements of a model are looked at, in the order in which they are wanted.
+
+    cards alone        both layouts with a flip, where host memory can hold the image; else the faster one of them
+    with the host      a CPU rank takes the first layers; or routed experts lie on the CPU; or the CPU does everything
+
+A later group is slower than an earlier one, so it is looked at only where the earlier one leaves less than a comfortable
+pool. Cards that are much smaller or slower than the best are left out: every layer waits for the slowest rank.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from budget import host_lines
+from budget.ceilings import Ceilings, Device
+from budget.ledger import PIPELINE, TENSOR
+from budget.placement import TRANSIT_BYTES, Job, Option
+from budget.speed import rates_of
+from budget.wish import Wish
+
+FLIPPING = "cards, pipeline and tensor layout"
+RESIDENT = "cards, both layouts resident"
+SPLIT = "cards, tensor layout"
+STACKED = "cards, pipeline layout"
+ONE_CARD = "one card"
+ONE_APU = "integrated graphics"
+WITH_CPU = "cards and a CPU rank"
+EXPERTS = "cards, experts on the CPU"
+CPU_ONLY = "CPU"
+
+LEFT_OUT = 8
+"""A card with less than one part in so many of the best one's memory or bandwidth is left out."""
+
+
+class WishError(ValueError):
+    """A wish that contradicts the box or the model by itself. `field` is the setting, `fix` what to do."""
+
+    def __init__(self, field: str, what: str, fix: str) -> None:
+        super().__init__(what)
+        self.field = field
+        self.what = what
+        self.fix = fix
+
+
+def chosen(ceilings: Ceilings, wish: Wish) -> tuple[Device, ...]:
+    """The devices that may become ranks: those that were named, else all that are usable. Cards by size, the CPU last.
+
+    Raises WishError for a name that no device has, or a device that cannot be used.
+    """
+    if wish.devices:
+        found = [_named(ceilings, word) for word in wish.devices]
+        if len({device.index for device in found}) < len(found):
+            raise WishError("devices", "one device is named twice", "name each device once")
+        for device in found:
+            if not device.usable or device.ceiling_bytes is None:
+                why = device.why_not or "its memory is unknown"
+                raise WishError("devices", f"{device.name} cannot be used: {why}", "name another device")
+    else:
+        found = [device for device in ceilings.devices if device.usable and device.ceiling_bytes is not None]
+    return tuple(sorted(found, key=lambda device: (device.kind == "cpu", -(device.ceiling_bytes or 0), device.index)))
+
+
+def _named(ceilings: Ceilings, word: str) -> Device:
+    """`cuda:0` is the first NVIDIA card, `rocm:0` the first of AMD, `cpu` (or `cpu:0`) the host; else an id."""
+    kind, _, number = word.partition(":")
+    vendor = {"cuda": "nvidia", "rocm": "amd", "cpu": "cpu"}.get(kind.lower())
+    if vendor is not None and (not number or number.isdigit()):
+        of_kind = [device for device in ceilings.devices if device.vendor == vendor]
+        index = 0 if vendor == "cpu" else int(number or 0)
+        if index < len(of_kind):
+            return of_kind[index]
+    for device in ceilings.devices:
+        if word.lower() == device.id.lower():
+            return device
+    known = ", ".join(device.id for device in ceilings.devices)
+    raise WishError("devices", f"no device {word!r} in this box", f"use cpu, cuda:N, rocm:N, or one of: {known}")
+
+
+def options(job: Job, ceilings: Ceilings, devices: Sequence[Device]) -> list[list[Option]]:
+    """Groups of options. Within a group the larger pool wins, then speed; a later group is a way out."""
+    wish = job.wish
+    cards = [device for device in devices if device.kind != "cpu"]
+    cpu = next((device for device in devices if device.kind == "cpu"), None)
+    if not wish.devices:
+        cards = worth_it(cards)
+    if not cards:
+        if wish.layout == TENSOR:
+            raise WishError("layout", "the tensor layout needs several ranks, and there is one", "use --layout auto")
+        return [[Option(CPU_ONLY, (cpu.index,), host_only=True)]] if cpu is not None else []
+    ranks = tuple(device.index for device in cards)
+    if wish.devices and cpu is not None and wish.cpu_moe <= 0:
+        return [[Option(WITH_CPU, (cpu.index, *ranks))]]
+    groups = [] if wish.cpu_moe > 0 else _cards_alone(job, ceilings, cards, ranks)
+    host = ceilings.devices[-1]
+    away: list[Option] = []
+    if host.ceiling_bytes is not None and wish.cpu_moe != 0 and job.shape.layers and _has_experts(job):
+        away.append(Option(EXPERTS, ranks, expert_layers=min(max(wish.cpu_moe, 0), len(job.layers))))
+    if cpu is not None and not wish.devices and wish.layout != TENSOR and wish.cpu_moe <= 0:
+        away += [Option(WITH_CPU, (cpu.index, *ranks)), Option(CPU_ONLY, (cpu.index,), host_only=True)]
+    if wish.cpu_moe > 0 and not away:
+        raise WishError("cpu_moe", f"{job.shape.name} has no routed experts", "leave --cpu-moe out")
+    return [*groups, away] if away else groups
+
+
+def _cards_alone(job: Job, ceilings: Ceilings, cards: Sequence[Device], ranks: tuple[int, ...]) -> list[list[Option]]:
+    layout = job.wish.layout
+    if len(ranks) == 1:
+        if layout == TENSOR:
+            raise WishError("layout", "the tensor layout needs several cards, and one is used", "use --layout auto")
+        return [[Option(ONE_APU if cards[0].kind == "uma" else ONE_CARD, ranks)]]
+    split, stacked = Option(SPLIT, ranks, (TENSOR,)), Option(STACKED, ranks, (PIPELINE,))
+    if layout != "auto":
+        return [[split if layout == TENSOR else stacked]]
+    groups = []
+    if job.wish.flip != "off" and _host_holds_image(job, ceilings):
+        groups.append(
+            [Option(RESIDENT, ranks, (PIPELINE, TENSOR), resident=True), Option(FLIPPING, ranks, (PIPELINE, TENSOR))]
+        )
+    return [*groups, [split], [stacked]]
+
+
+def _host_holds_image(job: Job, ceilings: Ceilings) -> bool:
+    """Whether host memory can hold one copy of the weights beside what moves. An unknown host is not asked."""
+    host = ceilings.devices[-1].ceiling_bytes
+    image = sum(layer.bytes for layer in job.layers) + job.head_bytes + TRANSIT_BYTES
+    return host is not None and host > image + host_lines.engine_bytes(job.shape) + job.embedding_bytes
+
+
+def worth_it(cards: Sequence[Device]) -> list[Device]:
+    """The cards that help: not those that all others would wait for."""
+    if not cards:
+        return []
+    memory = max(card.ceiling_bytes or 0 for card in cards)
+    read = max(rates_of(card).read_bytes_s for card in cards)
+    return [
+        card
+        for card in cards
+        if (card.ceiling_bytes or 0) * LEFT_OUT >= memory and rates_of(card).read_bytes_s * LEFT_OUT >= read
+    ]
+
+
+def _has_experts(job: Job) -> bool:
+    return any(layer.expert_bytes for layer in job.layers)

@@ -1,0 +1,425 @@
+"""Where a model's bytes lie under one option: the terms of its ledger, before the size of the KV pool is known.
+
+    Job                  a shape and a wish with every "choose for me" settled, and its per-layer sums
+    Option               which devices are ranks, which layouts serve, whose experts stay on the CPU
+    Cut, Shard           how the pipeline layout cuts the layers, how the tensor layout divides weights and KV rows
+    terms(...)           the lines that follow
+
+Pipeline layout: rank k holds its layers at full width, the last rank also the final norm, the head and the drafting
+block; KV rows of its attention layers for *all* tokens; full-width states of its recurrent layers. Embedding rows come
+from the host's copy. Tensor layout: every rank holds a share of every layer by the weight vector, and the KV rows of its
+tokens, of all layers, by the token vector; states by heads, like the weights.
+
+A rank's weights lie in one arena, as large as the larger layout needs: the other layout's bytes come from an image in host
+memory. Where both layouts fit at once nothing needs to be refilled, and there is no image. Exactly one layout's KV pool
+holds physical pages (`Wish.exclusive`): at boot and in a flip that is at most the larger of the two.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from budget import host_lines
+from budget.ceilings import Ceilings, Device
+from budget.facts import KV_BITS, MIB, LayerShape, ModelShape
+from budget.ledger import ALWAYS, BOOT, FLIP, PIPELINE, TENSOR, Term
+from budget.vectors import apportion
+from budget.wish import PAGE, Wish
+
+RUNTIME_BYTES = 1500 * MIB
+"""What driver, compositor and runtime take of a unified device's memory beside the model: a reserve."""
+COMMUNICATOR_BYTES = 112 * MIB
+"""Of one card, for the groups of both layouts: 112 to 198 MiB were measured for such sets on three cards."""
+GRAPH_BYTES = 64 * MIB
+CARD_WORKER_BYTES = 320 * MIB
+"""Host memory of a worker whose device is a card: Python, and what a driver's runtime keeps in its process."""
+STAGING_BYTES = 64 * MIB
+"""Bounded buffer through which weights reach a card, on both sides of the bus."""
+FLIP_BUFFER_BYTES = 64 * MIB
+TRANSIT_BYTES = 1024 * MIB
+"""Host memory for what moves at a flip: the live set is bounded to it, older cached pages are dropped first."""
+VERIFY_BYTES_PER_REQUEST = 4 * MIB
+"""Inputs of the recurrent layers that a verify keeps until acceptance is known."""
+
+_DEFAULT_RUNNING = 16
+_STATES_AT_MOST = 512 * MIB
+"""Unasked, a model with large recurrent states runs so many requests that their states take about this (but four)."""
+
+
+def context_bytes(device: Device) -> int:
+    """A CUDA or HIP context: it grows with the number of compute units. 107, 256 and 555 MiB were measured on cards of 16,
+    24 and 96 GB; this line lies a little above them."""
+    return 128 * MIB + (device.total_bytes or 0) // 220
+
+
+# ----------------------------------------------------------------------------------------------------------- the job
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model and a wish, with what was left open settled. Bytes a token and a request, by layer."""
+
+    shape: ModelShape
+    wish: Wish
+    running: int
+    state_share: float = field(default=1.0)
+
+    @cached_property
+    def layers(self) -> tuple[LayerShape, ...]:
+        return tuple(_dense(layer) for layer in self.shape.layers) if self.wish.dense else self.shape.layers
+
+    @cached_property
+    def drafting(self) -> tuple[LayerShape, ...]:
+        """The drafting block's layers, where it is wanted."""
+        if not self.wish.draft:
+            return ()
+        return tuple(_dense(layer) for layer in self.shape.nextn) if self.wish.dense else self.shape.nextn
+
+    @property
+    def drafting_bytes(self) -> int:
+        return self.shape.nextn_bytes if self.drafting else 0
+
+    @property
+    def context(self) -> int:
+        """The longest request that shall be possible."""
+        return self.wish.context or self.shape.context
+
+    @property
+    def least_tokens(self) -> int:
+        """The smallest pool that is worth a plan: what was asked for, else a short conversation."""
+        return self.wish.kv_tokens or self.wish.context or min(self.shape.context, LEAST_TOKENS)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the largest plan: a chunk of prompts beside one row of each running request."""
+        return self.wish.chunk + self.running
+
+    @property
+    def logit_rows(self) -> int:
+        return self.wish.logit_rows or self.running
+
+    @property
+    def embedding_bytes(self) -> int:
+        return self._table(self.shape.embedding_bytes)
+
+    @property
+    def head_bytes(self) -> int:
+        """Of the head as a rank that computes it holds it: a tied head is a copy of the embedding there."""
+        return self._table(self.shape.embedding_bytes if self.shape.tied else self.shape.head_bytes)
+
+    def kv_row(self, layer: LayerShape) -> float:
+        """Bytes of one token in a layer that keeps every token."""
+        if layer.kv is None or layer.kv.window:
+            return 0.0
+        return layer.kv.elements * KV_BITS[self.wish.kv_type] / 8
+
+    def kv_windows(self, layer: LayerShape) -> float:
+        """Bytes of a window layer's pool: every running request holds its window and the chunk that is computed."""
+        if layer.kv is None or not layer.kv.window:
+            return 0.0
+        slots = pages(min(layer.kv.window + self.wish.chunk, self.context)) * self.running
+        return slots * layer.kv.elements * KV_BITS[self.wish.kv_type] / 8
+
+    def state(self, layer: LayerShape) -> float:
+        """Bytes of one request's recurrent state; the convolution window is held in 16 bits."""
+        return layer.state_elements * self.wish.state_bits / 8 + layer.conv_elements * 2
+
+    @cached_property
+    def state_bytes(self) -> float:
+        """Of one request, over all layers."""
+        return sum(self.state(layer) for layer in self.layers)
+
+    def _table(self, packed: int) -> int:
+        return self.shape.vocab * self.shape.hidden * 2 if self.wish.dense and packed else packed
+
+
+LEAST_TOKENS = 512
+"""A pool below this serves no conversation."""
+
+
+def settle(shape: ModelShape, wish: Wish, running: int = 0) -> Job:
+    """`running` wins over the wish's; without either it is what the model's states allow."""
+    state = shape.state_bytes_per_request(wish.state_bits)
+    most = _DEFAULT_RUNNING if not state else max(4, min(_DEFAULT_RUNNING, round(_STATES_AT_MOST / state)))
+    return Job(shape, wish, running or wish.running or most)
+
+
+def pages(tokens: int) -> int:
+    """`tokens` rounded up to whole pages."""
+    return -(-tokens // PAGE) * PAGE
+
+
+def _dense(layer: LayerShape) -> LayerShape:
+    """The layer as a backend without packed kernels holds it: two bytes a weight."""
+    factor = layer.params * 2 / layer.bytes if layer.bytes else 1.0
+    return replace(
+        layer,
+        mixer_bytes=round(layer.mixer_bytes * factor),
+        ffn_bytes=round(layer.ffn_bytes * factor),
+        expert_bytes=round(layer.expert_bytes * factor),
+        kv_bytes=round(layer.kv_bytes * factor),
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- the options
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to place a model. `ranks` are device indices; in the pipeline layout the first rank has the first layers.
+    `resident`: the weights of both layouts are kept on the devices."""
+
+    name: str
+    ranks: tuple[int, ...]
+    layouts: tuple[str, ...] = (PIPELINE,)
+    expert_layers: int = 0
+    resident: bool = False
+    host_only: bool = False
+    """No rank is a card: the embedding table lies with the other weights."""
+
+    @property
+    def flips(self) -> bool:
+        return len(self.layouts) > 1
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Layers [first, end) of each rank in the pipeline layout."""
+
+    ranges: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The two vectors of the tensor layout."""
+
+    weights: tuple[int, ...]
+    tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank holds of the model in one layout. `kv_row` is bytes of a token; `experts` of the CPU's part."""
+
+    weights: float
+    kv_copies: float = 0.0
+    kv_row: float = 0.0
+    kv_fixed: float = 0.0
+    state: float = 0.0
+    read: float = 0.0
+    """Weights read for one decoded token."""
+
+
+def ranges_of(counts: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    ends, first = [], 0
+    for count in counts:
+        ends.append((first, first + count))
+        first += count
+    return tuple(ends)
+
+
+def pipeline_shares(job: Job, option: Option, cut: Cut) -> tuple[Share, ...]:
+    """Of each rank in the pipeline layout."""
+    shares = []
+    last = len(option.ranks) - 1
+    for rank, (first, end) in enumerate(cut.ranges):
+        layers = list(job.layers[first:end])
+        extra = float(job.head_bytes + job.shape.other_bytes + job.drafting_bytes) if rank == last else 0.0
+        if option.host_only and rank == 0 and not job.shape.tied:
+            extra += job.embedding_bytes
+        on_host = range(min(option.expert_layers, end) - first) if option.expert_layers > first else range(0)
+        away = sum(layers[i].expert_bytes for i in on_host)
+        away_read = sum(layers[i].expert_bytes * layers[i].used_experts for i in on_host)
+        if rank == last:
+            layers += job.drafting
+        shares.append(
+            Share(
+                weights=sum(layer.bytes for layer in layers) - away + extra,
+                kv_row=sum(job.kv_row(layer) for layer in layers),
+                kv_fixed=sum(job.kv_windows(layer) + PAGE * job.kv_row(layer) for layer in layers),
+                state=sum(job.state(layer) for layer in layers) * job.running,
+                read=sum(layer.read_bytes for layer in job.layers[first:end])
+                - away_read
+                + (job.head_bytes if rank == last else 0),
+            )
+        )
+    return tuple(shares)
+
+
+def tensor_shares(job: Job, option: Option, shard: Shard) -> tuple[Share, ...]:
+    """Of each rank in the tensor layout."""
+    count = len(option.ranks)
+    weights, copies, reads, states = [0.0] * count, [0.0] * count, [0.0] * count, [0.0] * count
+    everything = (*job.layers, *job.drafting)
+    for index, layer in enumerate(everything):
+        mixer = _fractions(layer.mixer_units, shard.weights)
+        ffn = _fractions(layer.ffn_units, shard.weights)
+        split_kv = layer.kv is not None and layer.kv.heads >= sum(shard.weights) // max(1, min(shard.weights))
+        away = index < option.expert_layers
+        experts = 0 if away else layer.expert_bytes
+        drafting = index >= len(job.layers)
+        for rank in range(count):
+            projections = 0 if split_kv else layer.kv_bytes
+            own = (layer.mixer_bytes - projections) * mixer[rank] + (layer.ffn_bytes + experts) * ffn[rank]
+            weights[rank] += own + projections * mixer[rank]
+            copies[rank] += projections * (1 - mixer[rank])
+            states[rank] += job.state(layer) * mixer[rank] * job.running
+            if not drafting:
+                reads[rank] += own + projections - experts * (1 - layer.used_experts) * ffn[rank]
+    head = _fractions(max(1, job.shape.vocab // 64), shard.weights)
+    rows = _fractions(0, shard.tokens) if shard.tokens else (1 / count,) * count
+    kv_row = sum(job.kv_row(layer) for layer in everything)
+    kv_fixed = sum(job.kv_windows(layer) for layer in everything)
+    return tuple(
+        Share(
+            weights=weights[rank] + (job.head_bytes + job.drafting_bytes) * head[rank] + job.shape.other_bytes,
+            kv_copies=copies[rank],
+            kv_row=kv_row * rows[rank],
+            kv_fixed=kv_fixed * rows[rank] + PAGE * kv_row,
+            state=states[rank],
+            read=reads[rank] + job.head_bytes * head[rank],
+        )
+        for rank in range(count)
+    )
+
+
+def _fractions(units: int, vector: Sequence[int]) -> tuple[float, ...]:
+    """The share of each rank of a family that can be cut into `units` whole parts (0: as finely as you like)."""
+    if not units:
+        return tuple(entry / sum(vector) for entry in vector)
+    return tuple(part / units for part in apportion(units, vector))
+
+
+# ---------------------------------------------------------------------------------------------------------- the terms
+
+
+def terms(
+    job: Job, option: Option, ceilings: Ceilings, pipeline: Sequence[Share], tensor: Sequence[Share]
+) -> list[Term]:
+    """Every line of the ledger, as bytes and bytes a token. `tensor` is empty where that layout does not serve, and
+    `pipeline` where only the tensor layout does."""
+    found: list[Term] = []
+    for rank, index in enumerate(option.ranks):
+        device = ceilings.devices[index]
+        before = pipeline[rank] if pipeline else None
+        after = tensor[rank] if tensor else None
+        found += _weights(option, index, before, after)
+        found += _pools(job, index, before, after)
+        found += _activations(job, device)
+        if device.kind != "cpu":
+            found += _card(job, option, device)
+    if job.wish.vision and job.shape.vision_bytes:
+        found.append(Term(option.ranks[0], "vision", job.shape.vision_bytes, ALWAYS, "computed", "the tower"))
+    return found + _host(job, option, ceilings)
+
+
+def _weights(option: Option, device: int, before: Share | None, after: Share | None) -> Iterable[Term]:
+    if before is None or after is None:
+        share = before or after
+        assert share is not None
+        yield Term(device, host_lines.WEIGHTS, share.weights, ALWAYS, "computed", "packed, as in the checkpoint")
+        if share.kv_copies:
+            yield Term(device, "k and v copies", share.kv_copies, ALWAYS, "computed", "too few KV heads to split")
+        return
+    whole = after.weights + after.kv_copies
+    if option.resident:
+        yield Term(device, "weights, pipeline", before.weights, ALWAYS, "computed", "kept beside the other layout's")
+        yield Term(device, "weights, tensor", after.weights, ALWAYS, "computed", "kept beside the other layout's")
+    else:
+        most = max(before.weights, whole)
+        note = f"the larger of pipeline {before.weights / MIB:.0f} and tensor {whole / MIB:.0f} MiB"
+        yield Term(device, "weights arena", most - min(after.kv_copies, most), ALWAYS, "computed", note)
+    if after.kv_copies:
+        yield Term(device, "k and v copies", after.kv_copies, ALWAYS, "computed", "too few KV heads to split")
+
+
+def _pools(job: Job, device: int, before: Share | None, after: Share | None) -> Iterable[Term]:
+    tokens = f"rows of {job.wish.kv_type}"
+    if before is None or after is None:
+        share = before or after
+        assert share is not None
+        if share.kv_row or share.kv_fixed:
+            yield Term(device, host_lines.KV_POOL, share.kv_fixed, ALWAYS, "computed", tokens, share.kv_row)
+        state = share.state
+    else:
+        first = before.kv_row >= after.kv_row
+        held = ((PIPELINE, BOOT, FLIP), (TENSOR,)) if first else ((PIPELINE,), (TENSOR, BOOT, FLIP))
+        if not job.wish.exclusive:
+            held = (ALWAYS, ALWAYS)
+        for share, moments, name in (
+            (before, held[0], f"{host_lines.KV_POOL}, pipeline"),
+            (after, held[1], f"{host_lines.KV_POOL}, tensor"),
+        ):
+            if share.kv_row or share.kv_fixed:
+                yield Term(device, name, share.kv_fixed, _ordered(moments), "computed", tokens, share.kv_row)
+        state = max(before.state, after.state)
+    if state:
+        note = f"{job.running} requests, {job.wish.state_bits}-bit"
+        yield Term(device, host_lines.STATES, state, ALWAYS, "computed", note)
+
+
+def _ordered(moments: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(moment for moment in ALWAYS if moment in moments)
+
+
+def _activations(job: Job, device: Device) -> Iterable[Term]:
+    threads = max(1, job.wish.threads) if device.kind == "cpu" else 1
+    size = host_lines.workspace_bytes(job.shape, job.rows, job.logit_rows, threads, job.context)
+    note = (
+        f"{job.rows} rows: a chunk of {job.wish.chunk} beside {job.running} requests; {job.logit_rows} rows of logits"
+    )
+    yield Term(device.index, host_lines.WORKSPACE, size, ALWAYS, "computed", note)
+
+
+def _card(job: Job, option: Option, device: Device) -> Iterable[Term]:
+    index = device.index
+    if device.kind == "uma":
+        yield Term(index, "runtime", RUNTIME_BYTES, ALWAYS, "reserve", "driver, compositor, context")
+    else:
+        yield Term(index, "context", context_bytes(device), ALWAYS, "reserve", "grows with the card's compute units")
+    yield Term(index, "graphs", GRAPH_BYTES, ALWAYS, "reserve", "recorded decode steps")
+    if len(option.ranks) > 1:
+        yield Term(index, "communicators", COMMUNICATOR_BYTES, ALWAYS, "reserve", "buffers between ranks")
+    yield Term(index, "load staging", STAGING_BYTES, (BOOT,), "reserve", "weights pass through it")
+    if option.flips:
+        yield Term(index, "flip buffer", FLIP_BUFFER_BYTES, (FLIP,), "reserve", "rows pass through it")
+    if job.drafting and job.state_bytes:
+        size = VERIFY_BYTES_PER_REQUEST * job.running / len(option.ranks)
+        yield Term(index, "verify inputs", size, ALWAYS, "reserve", "kept until drafts are accepted")
+
+
+def _host(job: Job, option: Option, ceilings: Ceilings) -> Iterable[Term]:
+    """What host memory holds beside a CPU rank's own lines."""
+    cpu = ceilings.devices[-1].index
+    cards = [index for index in option.ranks if ceilings.devices[index].kind != "cpu"]
+    ranks, threads = len(option.ranks), max(1, job.wish.threads)
+    engine = host_lines.engine_bytes(job.shape)
+    yield Term(cpu, host_lines.ENGINE_PROCESS, engine, ALWAYS, "measured", "Python, HTTP, tokenizer")
+    workers = host_lines.worker_bytes("cpu", threads) * (ranks - len(cards)) + CARD_WORKER_BYTES * len(cards)
+    note = "Python and NumPy" if not cards else f"{ranks} of them, with the host's part of a context"
+    yield Term(cpu, host_lines.WORKER_PROCESS, workers, ALWAYS, "reserve" if cards else "measured", note)
+    templates = host_lines.template_bytes()
+    yield Term(cpu, host_lines.TEMPLATE_PROCESS, templates, ALWAYS, "measured", "renders chat templates")
+    log = host_lines.plan_log_bytes(job.context, job.running, job.wish.chunk, ranks=ranks)
+    yield Term(cpu, host_lines.PLAN_LOG, log, ALWAYS, "computed", "shared memory between the processes")
+    if option.expert_layers:
+        size = sum(layer.expert_bytes for layer in job.layers[: option.expert_layers])
+        yield Term(cpu, "experts", size, ALWAYS, "computed", f"routed experts of {option.expert_layers} layers")
+    if cards:
+        yield Term(cpu, "embedding", job.embedding_bytes, ALWAYS, "computed", "rows are looked up on the host")
+        yield Term(cpu, "load staging", STAGING_BYTES * len(cards), (BOOT,), "reserve", "pinned")
+    if option.flips:
+        if not option.resident:
+            size = sum(layer.bytes for layer in (*job.layers, *job.drafting)) + job.head_bytes + job.drafting_bytes
+            yield Term(cpu, "weight image", size, ALWAYS, "computed", "pinned: either layout is filled from it")
+        size = TRANSIT_BYTES + job.state_bytes * job.running
+        yield Term(cpu, "flip transit", size, ALWAYS, "reserve", "pinned: live rows and states on their way")
+    if job.state_bytes and cards:
+        count = 2 * job.running
+        yield Term(
+            cpu, "state checkpoints", count * job.state_bytes, ALWAYS, "computed", f"{count}, of the prefix cache"
+        )

@@ -1,0 +1,125 @@
+"""The largest KV pool whose ledger fits: every device at every moment, and every pool of memory that devices share.
+
+Each line is `fixed + per_token * tokens`, so what a device holds at a moment is a straight line in the number of tokens,
+and the largest number that fits is the least of a handful of quotients. Memory that several devices share (an APU and
+its host) is exceeded by all of them together: there the number is found by halving, because a carve-out that lies
+outside the shared part makes the sum bend.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from budget.ceilings import Ceilings
+from budget.ledger import MOMENTS, Line, Term, peak_bytes
+
+TOKENS_MAX = 1 << 40
+
+
+@dataclass(frozen=True)
+class Room:
+    """How many tokens fit (negative: not even none do), and what says so.
+
+    `device`, `moment` are where the room ends; `short_bytes` is what lacks there for no token at all; `devices[d]` is
+    what device d alone would allow.
+    """
+
+    tokens: int
+    device: int
+    moment: str
+    short_bytes: int
+    devices: tuple[int, ...]
+
+
+def room(terms: Sequence[Term], ceilings: Ceilings) -> Room:
+    """Tokens that fit. A device whose ceiling is unknown bounds nothing (the plan says so as a doubt)."""
+    sums = _Sums(terms, ceilings)
+    best = Room(TOKENS_MAX, len(ceilings.devices) - 1, MOMENTS[0], 0, ())
+    alone = []
+    for device in ceilings.devices:
+        most = TOKENS_MAX
+        for moment in MOMENTS:
+            tokens, short = sums.alone(device.index, moment)
+            most = min(most, tokens)
+            if (tokens, -short) < (best.tokens, -best.short_bytes):
+                best = Room(tokens, device.index, moment, short, ())
+        alone.append(most)
+    for pool, size in enumerate(ceilings.pools):
+        members = [device for device in ceilings.devices if device.pool == pool]
+        if size is None or len(members) < 2:
+            continue
+        for moment in MOMENTS:
+            tokens, short = sums.together(pool, size, moment, best.tokens)
+            if (tokens, -short) < (best.tokens, -best.short_bytes):
+                largest = max(members, key=lambda device: sums.held(device.index, moment, 0))
+                best = Room(tokens, largest.index, moment, short, ())
+    return Room(best.tokens, best.device, best.moment, best.short_bytes, tuple(alone))
+
+
+def fits(lines: Sequence[Line], ceilings: Ceilings) -> bool:
+    """The proof: every peak under its ceiling, every shared pool under its size."""
+    for device in ceilings.devices:
+        if device.ceiling_bytes is not None and peak_bytes(lines, device.index) > device.ceiling_bytes:
+            return False
+    terms = [Term(line.device, line.name, line.bytes, line.held, line.source) for line in lines]
+    sums = _Sums(terms, ceilings)
+    return all(
+        size is None or sums.pooled(pool, moment, 0) <= size
+        for pool, size in enumerate(ceilings.pools)
+        for moment in MOMENTS
+    )
+
+
+class _Sums:
+    """Fixed bytes and bytes a token, by device and moment."""
+
+    def __init__(self, terms: Sequence[Term], ceilings: Ceilings) -> None:
+        self._ceilings = ceilings
+        count = len(ceilings.devices)
+        self._fixed = {moment: [0.0] * count for moment in MOMENTS}
+        self._slope = {moment: [0.0] * count for moment in MOMENTS}
+        for term in terms:
+            for moment in term.held:
+                # As a line does, each term rounds up to whole bytes: one more, so that the proof holds.
+                self._fixed[moment][term.device] += math.ceil(round(term.fixed, 3)) + (1 if term.per_token else 0)
+                self._slope[moment][term.device] += term.per_token
+
+    def held(self, device: int, moment: str, tokens: int) -> float:
+        return self._fixed[moment][device] + self._slope[moment][device] * tokens
+
+    def alone(self, device: int, moment: str) -> tuple[int, int]:
+        """(tokens that fit, bytes that lack for none)."""
+        ceiling = self._ceilings.devices[device].ceiling_bytes
+        if ceiling is None:
+            return TOKENS_MAX, 0
+        left, slope = ceiling - self._fixed[moment][device], self._slope[moment][device]
+        if left < 0:
+            return -1, math.ceil(-left)
+        return (min(TOKENS_MAX, math.floor(left / slope)) if slope else TOKENS_MAX), 0
+
+    def pooled(self, pool: int, moment: str, tokens: int) -> float:
+        """What the members of a shared pool hold of it; a carve-out takes the first bytes of its device."""
+        return sum(
+            max(0.0, self.held(device.index, moment, tokens) - device.private_bytes)
+            for device in self._ceilings.devices
+            if device.pool == pool
+        )
+
+    def together(self, pool: int, size: int, moment: str, most: int) -> tuple[int, int]:
+        over = self.pooled(pool, moment, 0) - size
+        if over > 0:
+            return -1, math.ceil(over)
+        if most < 0 or self.pooled(pool, moment, most) <= size:
+            return most if most >= 0 else TOKENS_MAX, 0
+        low, high = 0, most
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.pooled(pool, moment, middle) <= size:
+                low = middle
+            else:
+                high = middle
+        return low, 0
