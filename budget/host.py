@@ -12,11 +12,15 @@ second adds nothing) and where a quota allows less time than there are cores: sp
 Version 1 and 2 of control groups can be mounted side by side (hybrid); both are read. The mount's own root is taken off
 the group's path, and a path that does not exist below the mount (another namespace) is shortened until it does.
 
+What is read may be a lie. lxcfs is told by the sums that it gets wrong: more active memory than there is, or as much
+available as free although nothing is ever that tidy. Then the control groups' own counters are the truth.
+
 This is the only reader of control groups: backends take their thread count from here, the fleet its count of kills.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import re
@@ -25,48 +29,66 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from budget.facts import CpuFacts, HostFacts, MemoryFacts
+from budget.tree import Tree, whole
 
 _UNLIMITED = 1 << 60
 """Version 1 writes 'no limit' as the largest page-aligned int64."""
-_FILE_LIMIT_BYTES = 1 << 22
+_MOUNT_LIMIT = 64
+_DEPTH_LIMIT = 128
+"""Control groups deeper than this are counted to their ancestor: no limit is set so far down."""
+_THREAD_LIMIT = 1 << 14
+_MEMINFO = "proc/meminfo"
 
 
 def read_host(root: str | Path = "/", allowed: Iterable[int] | None = None) -> HostFacts:
     """Memory and cores of the host whose /proc and /sys lie below `root`; `allowed` as in `read_cpu`."""
-    return HostFacts(read_memory(root), read_cpu(root, allowed))
+    tree = Tree(root)
+    return HostFacts(examine_memory(tree), examine_cpu(tree, allowed))
 
 
 def read_memory(root: str | Path = "/") -> MemoryFacts:
     """Raises OSError when the system has no /proc/meminfo and no sysconf to ask instead."""
-    tree = Path(root)
-    meminfo = parse_meminfo(_read(tree / "proc/meminfo") or "")
-    if "MemTotal" not in meminfo:
-        return _memory_by_sysconf()
-    total = meminfo["MemTotal"]
-    available = meminfo.get("MemAvailable", meminfo.get("MemFree", 0) + meminfo.get("Cached", 0))
-    limit, source, free = total, "MemTotal", min(available, total)
-    for group in _groups(tree, "memory"):
-        known = _group_memory(group)
-        if known is None:
-            continue
-        if known.limit < limit:
-            limit, source = known.limit, known.source
-        free = min(free, max(0, known.limit - known.held))
-    return MemoryFacts(total, limit, source, free, meminfo.get("SwapTotal"))
+    return examine_memory(Tree(root))
+
+
+def examine_memory(tree: Tree) -> MemoryFacts:
+    """As `read_memory`; what cannot be known or believed is added to `tree.doubts`."""
+    meminfo = parse_meminfo(tree.text(_MEMINFO) or "")
+    total = meminfo.get("MemTotal")
+    if not total:
+        return _memory_without_proc(tree)
+    groups = [known for group in _groups(tree, "memory") if (known := _group_memory(tree, group)) is not None]
+    limit, source = min(
+        [(total, "MemTotal"), *((group.limit, group.source) for group in groups)], key=lambda pair: pair[0]
+    )
+    room = [max(0, group.limit - group.held) for group in groups]
+    available = _available(meminfo, tree)
+    lie = _lie(meminfo)
+    if lie is not None:
+        tree.doubt(
+            _MEMINFO, lie, "the control groups' counters" if groups else "the least that it says, nothing else tells"
+        )
+    if available is not None and not (lie and groups):
+        room.append(min(available, total))
+    return MemoryFacts(total, limit, source, min(room) if room else None, meminfo.get("SwapTotal"))
 
 
 def read_cpu(root: str | Path = "/", allowed: Iterable[int] | None = None) -> CpuFacts:
     """`allowed` are the hardware threads that the scheduler lets this process use; None asks the kernel."""
-    tree = Path(root)
+    return examine_cpu(Tree(root), allowed)
+
+
+def examine_cpu(tree: Tree, allowed: Iterable[int] | None = None) -> CpuFacts:
+    """As `read_cpu`; what could not be read is added to `tree.doubts`."""
     threads = allowed_threads() if allowed is None else tuple(allowed)
-    info = _read(tree / "proc/cpuinfo") or ""
+    info = tree.text("proc/cpuinfo") or ""
     logical = len(re.findall(r"^processor\s*:", info, re.M)) or len(threads)
     usable, source = len(threads), "affinity" if len(threads) < logical else "processors"
-    cores = physical_cores(threads, tree)
+    cores = _first_of_each_core(threads, tree)
     if len(cores) < usable:
         usable, source = len(cores), "physical cores"
     for group in _groups(tree, "cpu"):
-        quota = _group_cores(group)
+        quota = _group_cores(tree, group)
         if quota is not None and quota[0] < usable:
             usable, source = quota
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", info, re.M)
@@ -77,6 +99,7 @@ def read_cpu(root: str | Path = "/", allowed: Iterable[int] | None = None) -> Cp
         usable=max(1, usable),
         source=source,
         flags=frozenset(flags.group(1).split()) if flags else frozenset(),
+        numa_nodes=_numa_nodes(threads, tree),
     )
 
 
@@ -89,11 +112,7 @@ def allowed_threads() -> tuple[int, ...]:
 
 def physical_cores(threads: Iterable[int], root: str | Path = "/") -> tuple[int, ...]:
     """The first of `threads` on each physical core; all of them where the system does not say."""
-    first: dict[str, int] = {}
-    for thread in threads:
-        path = Path(root) / f"sys/devices/system/cpu/cpu{thread}/topology/thread_siblings_list"
-        first.setdefault((_read(path) or "").strip() or f"thread {thread}", thread)
-    return tuple(first.values())
+    return _first_of_each_core(threads, Tree(root))
 
 
 def oom_kills(root: str | Path = "/") -> int | None:
@@ -105,20 +124,20 @@ def oom_kills(root: str | Path = "/") -> int | None:
     controller in it, or another namespace) the nearest ancestor's is the group that the process is accounted to. In the
     root group, which has no counter, it is the machine's.
     """
-    tree = Path(root)
+    tree = Tree(root)
     for group in _groups(tree, "memory"):
         name = "memory.events" if group.version == 2 else "memory.oom_control"
-        count = _stat(group.folder / name).get("oom_kill")
+        count = (tree.pairs(f"{group.folder}/{name}") or {}).get("oom_kill")
         if count is not None:
             return count
-    return _stat(tree / "proc/vmstat").get("oom_kill")
+    return (tree.pairs("proc/vmstat") or {}).get("oom_kill")
 
 
 def parse_meminfo(text: str) -> dict[str, int]:
     """Bytes of every field. The unit is read, not assumed: some kernels and recordings write plain bytes."""
     found: dict[str, int] = {}
     for line in text.splitlines():
-        match = re.match(r"([\w()]+):\s+(\d+)(?:\s+(kB))?\s*$", line)
+        match = re.match(r"([\w()]+):\s+([0-9]{1,18})(?:\s+(kB))?\s*$", line)
         if match:
             found[match.group(1)] = int(match.group(2)) * (1024 if match.group(3) else 1)
     return found
@@ -132,7 +151,7 @@ class _Group:
     """One folder of a control-group mount, from the process's own up to the mount point."""
 
     version: int
-    folder: Path
+    folder: str
 
 
 @dataclass(frozen=True)
@@ -142,26 +161,24 @@ class _GroupMemory:
     source: str
 
 
-def _groups(tree: Path, controller: str) -> list[_Group]:
-    """Own group and all its ancestors, in every hierarchy that has `controller`."""
-    own = _own_paths(_read(tree / "proc/self/cgroup") or "")
-    found: list[_Group] = []
-    for version, mount_root, mount_point, options in _mounts(_read(tree / "proc/self/mountinfo") or ""):
+def _groups(tree: Tree, controller: str) -> list[_Group]:
+    """Own group and all its ancestors, in every hierarchy that has `controller`; each folder once."""
+    own = _own_paths(tree.text("proc/self/cgroup") or "")
+    found: dict[str, _Group] = {}
+    for version, mount_root, mount_point, options in _mounts(tree.text("proc/self/mountinfo") or ""):
         if version == 1 and controller not in options:
             continue
         path = own.get("" if version == 2 else controller)
         if path is None:
             continue
-        point = tree / mount_point.lstrip("/")
-        folder = point / _below(path, mount_root)
-        while folder != point and not folder.is_dir():
-            folder = folder.parent
-        while True:
-            found.append(_Group(version, folder))
-            if folder == point:
-                break
-            folder = folder.parent
-    return found
+        point = mount_point.strip("/")
+        parts = _below(path, mount_root)
+        while parts and not os.path.isdir(tree.path("/".join((point, *parts)))):
+            parts = parts[:-1]
+        for count in range(len(parts), -1, -1):
+            folder = "/".join((point, *parts[:count]))
+            found.setdefault(folder, _Group(version, folder))
+    return list(found.values())
 
 
 def _own_paths(text: str) -> dict[str, str]:
@@ -185,73 +202,123 @@ def _mounts(text: str) -> list[tuple[int, str, str, tuple[str, ...]]]:
             continue
         root, point = (part.replace("\\040", " ") for part in fields[3:5])
         found.append((2 if kind[0] == "cgroup2" else 1, root, point, tuple(kind[2].split(","))))
-    return found
+    return found[:_MOUNT_LIMIT]
 
 
-def _below(path: str, mount_root: str) -> str:
-    """`path` relative to a mount that shows the subtree `mount_root`; "." for what lies outside of it."""
+def _below(path: str, mount_root: str) -> tuple[str, ...]:
+    """Folders from a mount that shows the subtree `mount_root` down to `path`; none for what lies outside of it."""
     if ".." in PurePosixPath(path).parts:
-        return "."
+        return ()
     own, root = PurePosixPath(path), PurePosixPath(mount_root)
     if mount_root != "/" and own.is_relative_to(root):
         own = PurePosixPath("/") / own.relative_to(root)
-    return str(own).lstrip("/") or "."
+    return tuple(part for part in own.parts if part != "/")[:_DEPTH_LIMIT]
 
 
-def _group_memory(group: _Group) -> _GroupMemory | None:
+def _group_memory(tree: Tree, group: _Group) -> _GroupMemory | None:
     """Limit and held bytes of one group; None where it has no limit of its own."""
-    stat = _stat(group.folder / "memory.stat")
+    stat = tree.pairs(f"{group.folder}/memory.stat") or {}
     if group.version == 2:
-        limits = {name: _number(group.folder / name) for name in ("memory.max", "memory.high")}
-        held = _number(group.folder / "memory.current")
-        idle = stat.get("inactive_file", 0)
+        limits = {name: _limit(tree, f"{group.folder}/{name}") for name in ("memory.max", "memory.high")}
+        usage, idle = "memory.current", stat.get("inactive_file", 0)
     else:
-        limits = {"memory.limit_in_bytes": _number(group.folder / "memory.limit_in_bytes")}
+        limits = {"memory.limit_in_bytes": _limit(tree, f"{group.folder}/memory.limit_in_bytes")}
         limits["memory.stat hierarchical_memory_limit"] = stat.get("hierarchical_memory_limit")
-        held = _number(group.folder / "memory.usage_in_bytes")
-        idle = stat.get("total_inactive_file", stat.get("inactive_file", 0))
-    known = {name: limit for name, limit in limits.items() if limit is not None and limit < _UNLIMITED}
+        usage, idle = "memory.usage_in_bytes", stat.get("total_inactive_file", stat.get("inactive_file", 0))
+    known = {name: limit for name, limit in limits.items() if limit is not None and 0 <= limit < _UNLIMITED}
     if not known:
         return None
+    held = tree.number(f"{group.folder}/{usage}")
+    if held is None:
+        tree.doubt(f"{group.folder}/{usage}", "the group is limited and does not say how much it holds", "nothing held")
     name = min(known, key=lambda key: known[key])
-    return _GroupMemory(known[name], max(0, (held or 0) - idle), f"{group.folder}/{name}")
+    return _GroupMemory(known[name], max(0, (held or 0) - idle), str(tree.path(group.folder) / name))
 
 
-def _group_cores(group: _Group) -> tuple[int, str] | None:
+def _limit(tree: Tree, name: str) -> int | None:
+    """A limit's file: a number, or `max` for none."""
+    return None if tree.line(name) == "max" else tree.number(name)
+
+
+def _group_cores(tree: Tree, group: _Group) -> tuple[int, str] | None:
     """Whole cores that a group's quota allows. Part of a core is not counted: a thread on it would be held up."""
     if group.version == 2:
         name = "cpu.max"
-        words = (_read(group.folder / name) or "").split()
-        quota, period = (words[0], words[1]) if len(words) == 2 else ("max", "0")
+        words = (tree.text(f"{group.folder}/{name}") or "").split()
+        quota, period = (whole(word) for word in words) if len(words) == 2 else (None, None)
     else:
         name = "cpu.cfs_quota_us"
-        quota = (_read(group.folder / name) or "-1").strip()
-        period = (_read(group.folder / "cpu.cfs_period_us") or "0").strip()
-    if not quota.isdecimal() or not period.isdecimal() or int(period) == 0:
+        quota, period = tree.number(f"{group.folder}/{name}"), tree.number(f"{group.folder}/cpu.cfs_period_us")
+    if quota is None or quota < 0 or period is None or period <= 0:
         return None
-    return max(1, int(quota) // int(period)), f"{group.folder}/{name}"
+    return max(1, quota // period), str(tree.path(group.folder) / name)
 
 
-def _stat(path: Path) -> dict[str, int]:
-    pairs = (line.split() for line in (_read(path) or "").splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
+# ------------------------------------------------------------------------------------------------------------- meminfo
 
 
-def _number(path: Path) -> int | None:
-    text = (_read(path) or "").strip()
-    return int(text) if text.isdecimal() else None
-
-
-def _read(path: Path) -> str | None:
-    """Text of a small file; None where it is not there or not to be read."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(_FILE_LIMIT_BYTES)
-    except OSError:
+def _available(meminfo: dict[str, int], tree: Tree) -> int | None:
+    """MemAvailable, or what old kernels let one guess it from."""
+    if "MemAvailable" in meminfo:
+        return meminfo["MemAvailable"]
+    if "MemFree" not in meminfo:
+        tree.doubt(_MEMINFO, "says neither MemAvailable nor MemFree", "unknown")
         return None
+    tree.doubt(_MEMINFO, "says no MemAvailable (kernels before 3.14 do not)", "MemFree + Cached - Shmem")
+    return meminfo["MemFree"] + max(0, meminfo.get("Cached", 0) - meminfo.get("Shmem", 0))
 
 
-def _memory_by_sysconf() -> MemoryFacts:
-    """Where there is no /proc: all of the machine's memory, available or not (macOS counts cache as used)."""
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return MemoryFacts(total, total, "sysconf", total, None)
+def _lie(meminfo: dict[str, int]) -> str | None:
+    """What no kernel says of itself: the marks of a file that lxcfs rewrites in part."""
+    total, available = meminfo["MemTotal"], meminfo.get("MemAvailable")
+    for name in ("Active", "MemFree", "MemAvailable"):
+        if meminfo.get(name, 0) > total:
+            return f"is rewritten (lxcfs?): {name} {meminfo[name] >> 20} MiB of MemTotal {total >> 20} MiB"
+    if available is not None and available == meminfo.get("MemFree"):
+        return (
+            f"is rewritten (lxcfs?): MemAvailable is MemFree, {available >> 20} MiB, as if no cache could be given back"
+        )
+    return None
+
+
+def _memory_without_proc(tree: Tree) -> MemoryFacts:
+    """All of the machine's memory where there is no /proc. A recorded tree must not be filled from this machine."""
+    if not tree.live:
+        raise FileNotFoundError(errno.ENOENT, "it says no MemTotal", "/" + _MEMINFO)
+    if hasattr(os, "sysconf"):
+        # Whether it is available is not known here, and macOS would count its cache as used.
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        tree.doubt(_MEMINFO, "is not there: nothing says how much memory is available", "all of it")
+        return MemoryFacts(total, total, "sysconf", total, None)
+    raise OSError(errno.ENOSYS, "this system does not say how much memory it has")
+
+
+# --------------------------------------------------------------------------------------------------------------- cores
+
+
+def _first_of_each_core(threads: Iterable[int], tree: Tree) -> tuple[int, ...]:
+    first: dict[str, int] = {}
+    for thread in threads:
+        siblings = tree.line(f"sys/devices/system/cpu/cpu{thread}/topology/thread_siblings_list")
+        first.setdefault(siblings or f"thread {thread}", thread)
+    return tuple(first.values())
+
+
+def _numa_nodes(threads: Iterable[int], tree: Tree) -> int:
+    """Memory nodes with a core that we may use, 1 where the system does not say. Nodes of memory alone (CXL, a GPU's)
+    get no rank."""
+    folder = "sys/devices/system/node"
+    allowed = set(threads)
+    lists = (tree.line(f"{folder}/{name}/cpulist") or "" for name in tree.names(folder, r"node[0-9]+"))
+    return max(1, sum(1 for text in lists if allowed & _cpu_list(text)))
+
+
+def _cpu_list(text: str) -> set[int]:
+    """Threads of a list such as 0-3,8."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        low, high = whole(first), whole(last or first)
+        if low is not None and high is not None and 0 <= low <= high < _THREAD_LIMIT:
+            found.update(range(low, high + 1))
+    return found
