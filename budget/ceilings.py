@@ -1,20 +1,55 @@
-"""What homeserve may hold on each device of a box at the peak."""
+"""What homeserve may hold on each device of a box at the peak.
+
+Three kinds of device, three sums. All amounts are bytes; a number that is not known stays None and is said as a doubt.
+
+A **discrete card** has memory of its own. The driver keeps some of it back and others use some:
+
+    ceiling = min(total - reserved, free now + what homeserve itself holds there) - floor
+
+The floor is what must *remain* free at the peak. It is taken off once, here. Free memory counts before "total - used":
+that overstates it by what the driver keeps back.
+
+A **unified device** (an APU) computes in the host's memory. The firmware has carved out a part that only it sees, and
+the driver lets it pin some of the rest (GTT). GTT is no memory: it is a bound on how much of the host's may be pinned.
+So
+
+    ceiling = min(carve-out + GTT, carve-out + ceiling of the host)
+
+and the device shares one pool of DRAM with the CPU and with every other unified device: what they hold together, beyond
+their carve-outs, must stay under the ceiling of the host. Never is carve-out + GTT + RAM a sum that anything may use.
+
+The **host** has what its control groups leave of it, whatever /proc/meminfo says (`budget.host` reads that truth):
+
+    ceiling = min(limit, available now + what homeserve itself holds) - floor
+
+A discrete card beside a unified device means that the unified one drives the screen: it is listed, and used when it is
+named.
+
+Pure.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
-from budget.facts import Card, Doubt
+from budget.aperture import Aperture, aperture_of
+from budget.belief import believe, label, mib
+from budget.facts import GIB, MIB, Box, Card, Doubt
+from budget.wish import DEFAULT_CARD_FLOOR, DEFAULT_HOST_FLOOR
 
+__all__ = ["Aperture", "Ceilings", "Device", "ceilings"]
 
-@dataclass(frozen=True)
-class Aperture:
-    """BAR1 of a card: bytes of it, and whether peers can map it. `p2p` is yes, no or unknown, `why` says from what."""
+HOST_USE_BYTES = 1024 * MIB
+"""What a running system holds of the host's memory, where nothing says how much is available."""
+WSL_RESERVE_BYTES = 1341 * MIB
+"""1.31 GiB: what Windows and a context hold of every card under WSL2, whatever the driver says of it."""
+BACKENDS = frozenset({"nvidia", "amd"})
+"""Vendors whose cards a backend computes on."""
 
-    total_bytes: int | None
-    free_bytes: int | None
-    p2p: str
-    why: str
+_NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -22,7 +57,8 @@ class Device:
     """A device with its ceiling: what may be held there at the peak, the floor already taken off. None is unknown.
 
     `pool` is the number of the DRAM that it draws from. Discrete cards have one of their own; the CPU and every unified
-    device share one. Of a unified device `private_bytes` (the carve-out) lie outside the shared pool.
+    device share one. Of a unified device `private_bytes` (the carve-out) lie outside the shared pool: of what it holds,
+    the first `private_bytes` take nothing from it. `made_of` says in words how the ceiling came about.
     """
 
     index: int
@@ -44,12 +80,328 @@ class Device:
     card: Card | None = None
     pool: int = 0
     private_bytes: int = 0
+    made_of: str = ""
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Every device of a box, the CPU last; `pools[n]` is what devices of pool n may hold together (None: unknown)."""
+    """Every device of a box, the CPU last.
+
+    `pools[n]` is what devices of pool n may hold together beyond their private bytes (None: unknown). Pool 0 is the
+    host's DRAM. `doubts` are all: those that the box came with first.
+    """
 
     devices: tuple[Device, ...]
     pools: tuple[int | None, ...]
     doubts: tuple[Doubt, ...]
+
+
+def ceilings(
+    box: Box,
+    floor_bytes: int | None,
+    held_bytes: Mapping[str, int] = _NOTHING,
+    named: frozenset[str] = frozenset(),
+) -> Ceilings:
+    """The ceilings of `box`.
+
+    floor_bytes   what must remain free on every device; None takes the defaults (1024 MiB a card, 256 MiB of the host,
+                  nothing on a unified AMD device)
+    held_bytes    by device id, what homeserve itself holds now: it would be free without it
+    named         ids (or PCI addresses) of devices that were asked for by name: an integrated GPU beside a card is
+                  usable only so
+    """
+    box = believe(box)
+    doubts = list(box.doubts)
+    if box.environment == "windows":
+        doubts.append(Doubt("Windows", "homeserve has not run on native Windows", "as if it could; WSL2 works"))
+    host = _host(box, floor_bytes, held_bytes, doubts)
+    devices: list[Device] = []
+    pools: list[int | None] = [host.ceiling_bytes]
+    for index, card in enumerate(box.cards):
+        held = max(0, held_bytes.get(card.id, 0))
+        if card.unified:
+            device = _unified(index, card, box, host, floor_bytes, held, doubts)
+        else:
+            device = _discrete(index, card, box, floor_bytes, held, doubts)
+            device = replace(device, pool=len(pools))
+            pools.append(device.ceiling_bytes)
+        devices.append(_judged(device, card, box, named))
+    if host.ceiling_bytes is None:
+        pinned = (device.ceiling_bytes - device.private_bytes for device in devices if _pins(device))
+        pools[0] = max(pinned, default=None)
+    devices.append(replace(host, index=len(devices)))
+    return Ceilings(tuple(devices), tuple(pools), tuple(dict.fromkeys(doubts)))
+
+
+# ------------------------------------------------------------------------------------------------------ discrete cards
+
+
+def _discrete(index: int, card: Card, box: Box, floor_bytes: int | None, held: int, doubts: list[Doubt]) -> Device:
+    floor = DEFAULT_CARD_FLOOR if floor_bytes is None else floor_bytes
+    device = _device(index, card, "discrete", floor)
+    device = replace(device, bar1=aperture_of(card, box))
+    if card.total_bytes is None:
+        return device
+    kept = _kept(card, box, floor, doubts)
+    most = max(0, card.total_bytes - kept)
+    free, words = _free(card, most, kept, doubts)
+    room = min(most, free + held)
+    made_of = f"{words}{f' + {mib(held)} held by homeserve' if held else ''} - {mib(floor)} floor"
+    if free + held > most:
+        made_of = f"{mib(card.total_bytes)} - {mib(kept)} kept back - {mib(floor)} floor"
+    return replace(
+        device,
+        free_bytes=_said_free(card),
+        ceiling_bytes=max(0, room - floor),
+        made_of=made_of,
+    )
+
+
+def _kept(card: Card, box: Box, floor: int, doubts: list[Doubt]) -> int:
+    """Bytes of a card that nobody is ever given."""
+    if box.environment == "wsl2":
+        kept = max(WSL_RESERVE_BYTES, card.reserved_bytes or 0)
+        what = "under WSL2 every card has about 1.31 GiB that Windows and a context hold and the driver does not show"
+        doubts.append(Doubt(label(card), what, f"{mib(kept)} kept back"))
+        return kept
+    if card.reserved_bytes is None and card.free_bytes is None:
+        what = "how much the driver keeps for itself is not known (other cards: 66 to 869 MiB)"
+        doubts.append(Doubt(label(card), what, f"nothing; the floor of {mib(floor)} has to cover it"))
+    return card.reserved_bytes or 0
+
+
+def _free(card: Card, most: int, kept: int, doubts: list[Doubt]) -> tuple[int, str]:
+    """What others leave of a card, and how that is known."""
+    assert card.total_bytes is not None
+    if card.free_bytes is not None:
+        return card.free_bytes, f"{mib(card.free_bytes)} free"
+    if card.used_bytes is not None:
+        free = max(0, most - card.used_bytes)
+        words = f"{mib(card.total_bytes)} - {mib(kept)} kept back - {mib(card.used_bytes)} in use"
+        doubts.append(Doubt(label(card), "how much is free is not said", f"{words} = {mib(free)}"))
+        return free, words
+    screen = "; a screen hangs on it, which takes up to 1600 MiB" if card.display else ""
+    doubts.append(Doubt(label(card), f"how much others hold is not known{screen}", "nothing: all of it is free"))
+    return most, f"{mib(card.total_bytes)} - {mib(kept)} kept back"
+
+
+def _said_free(card: Card) -> int | None:
+    """Free bytes as far as they are known; what rests on an assumption is not."""
+    if card.free_bytes is not None or card.total_bytes is None:
+        return card.free_bytes
+    if card.used_bytes is None or card.reserved_bytes is None:
+        return None
+    return max(0, card.total_bytes - card.reserved_bytes - card.used_bytes)
+
+
+# ----------------------------------------------------------------------------------------------------- unified devices
+
+
+def _unified(
+    index: int, card: Card, box: Box, host: Device, floor_bytes: int | None, held: int, doubts: list[Doubt]
+) -> Device:
+    if card.vendor != "amd":
+        return _all_shared(index, card, host, floor_bytes, doubts)
+    floor = 0 if floor_bytes is None else floor_bytes
+    device = _device(index, card, "uma", floor)
+    private = _carve_out(card, held, doubts)
+    gtt, gtt_free = _gtt(card, box, held, doubts)
+    if private is None and gtt is None:
+        return device
+    own = private or 0
+    room = own + (gtt_free or 0) - floor
+    made_of = f"{mib(own)} carve-out + {mib(gtt_free or 0)} pinned of the host (GTT)"
+    if host.ceiling_bytes is not None and own + host.ceiling_bytes < room:
+        room = own + host.ceiling_bytes
+        made_of = f"{mib(own)} carve-out + {mib(host.ceiling_bytes)} that the host can give"
+    elif floor:
+        made_of += f" - {mib(floor)} floor"
+    if host.ceiling_bytes is None and gtt is not None:
+        what = "how much memory the host has is not known; GTT is a bound on what may be pinned, not a promise"
+        doubts.append(Doubt(label(card), what, f"all of GTT: {mib(gtt_free or 0)}"))
+    _two_pools(card, box, own, gtt, doubts)
+    room = max(0, room)
+    return replace(
+        device,
+        free_bytes=_said_free(card) if card.reserved_bytes is not None else _carve_free(card),
+        gtt_bytes=gtt,
+        ceiling_bytes=room,
+        private_bytes=min(own, room),
+        made_of=made_of,
+    )
+
+
+def _carve_free(card: Card) -> int | None:
+    if card.free_bytes is not None or card.total_bytes is None or card.used_bytes is None:
+        return card.free_bytes
+    return card.total_bytes - card.used_bytes
+
+
+def _carve_out(card: Card, held: int, doubts: list[Doubt]) -> int | None:
+    """What others leave of the carve-out. What homeserve holds counts as given back only where it cannot be GTT."""
+    if card.total_bytes is None:
+        return None
+    free = _carve_free(card)
+    if free is None:
+        doubts.append(Doubt(label(card), "how much of its carve-out is in use is not known", "nothing"))
+        return card.total_bytes
+    return min(card.total_bytes, free + max(0, held - (card.gtt_used_bytes or 0)))
+
+
+def _gtt(card: Card, box: Box, held: int, doubts: list[Doubt]) -> tuple[int | None, int | None]:
+    """(GTT, what others leave of it) of an AMD device; (None, None) where nothing tells."""
+    ram = None if box.memory is None else box.memory.total_bytes or box.memory.limit_bytes
+    total = card.gtt_total_bytes
+    if total is None:
+        if ram is None:
+            what = "neither the host's memory nor how much of it may be pinned (GTT) is known"
+            doubts.append(Doubt(label(card), what, "the carve-out alone"))
+            return None, None
+        total, rule = _default_gtt(card, ram, box.kernel)
+        what = f"how much of the host's memory may be pinned (GTT) is not said; {rule}"
+        doubts.append(Doubt(label(card), what, mib(total)))
+    elif ram is not None and total > ram:
+        what = f"GTT allows {mib(total)} to be pinned, more than the {mib(ram)} of memory that the host has"
+        doubts.append(Doubt(label(card), what, mib(ram)))
+        total = ram
+    if card.gtt_used_bytes is None:
+        return total, total
+    others = max(0, card.gtt_used_bytes - max(0, held - (card.used_bytes or 0)))
+    return total, max(0, total - others)
+
+
+def _default_gtt(card: Card, ram: int, kernel: str | None) -> tuple[int, str]:
+    """amdgpu's own default: before Linux 6.0 min(max(3 GiB, VRAM), 3/4 RAM), since then max(3 GiB, RAM/2)."""
+    version = _version(kernel)
+    if version is not None and version < (6, 0):
+        size = min(max(3 * GIB, card.total_bytes or 0), ram * 3 // 4)
+        return size, f"before Linux 6.0 it is the carve-out or 3 GiB, and at most 3/4 of {mib(ram)}"
+    return min(ram, max(3 * GIB, ram // 2)), f"by default it is half of {mib(ram)}, at least 3 GiB"
+
+
+def _two_pools(card: Card, box: Box, private: int, gtt: int | None, doubts: list[Doubt]) -> None:
+    """Since Linux 6.10 compute programs are given one of the two pools (apu_prefer_gtt): both numbers are shown."""
+    version = _version(box.kernel)
+    if version is None or version < (6, 10) or gtt is None or card.total_bytes is None:
+        return
+    one = f"the carve-out of {mib(card.total_bytes)}" if card.total_bytes >= gtt else f"GTT of {mib(gtt)}"
+    what = (
+        f"carve-out {mib(card.total_bytes)}, GTT {mib(gtt)}: since Linux 6.10 what a program asks for as device memory "
+        f"comes from one of them, here from {one}"
+    )
+    doubts.append(Doubt(label(card), what, "both: the rest is asked for as pinned host memory"))
+
+
+def _version(kernel: str | None) -> tuple[int, int] | None:
+    match = re.match(r"(\d{1,4})\.(\d{1,4})", kernel or "")
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _all_shared(index: int, card: Card, host: Device, floor_bytes: int | None, doubts: list[Doubt]) -> Device:
+    """A unified device without carve-out and GTT: all it has is the host's. The driver's total is no second pool."""
+    floor = DEFAULT_CARD_FLOOR if floor_bytes is None else floor_bytes
+    device = _device(index, card, "uma", floor)
+    if host.ceiling_bytes is None:
+        return device
+    # The host's own floor is a part of this device's, not one more.
+    room = min(host.ceiling_bytes, max(0, host.ceiling_bytes + host.floor_bytes - floor))
+    what = "it computes in the host's memory, and allocations have failed while that much was said to be available"
+    doubts.append(Doubt(label(card), what, f"{mib(floor)} of it stay free"))
+    if card.total_bytes is not None:
+        room = min(room, card.total_bytes)
+    return replace(
+        device, ceiling_bytes=room, made_of=f"{mib(room + floor)} that the host can give - {mib(floor)} floor"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ the host
+
+
+def _host(box: Box, floor_bytes: int | None, held_bytes: Mapping[str, int], doubts: list[Doubt]) -> Device:
+    """The CPU. Its ceiling is also the size of the pool that unified devices share with it."""
+    floor = DEFAULT_HOST_FLOOR if floor_bytes is None else floor_bytes
+    device = Device(
+        index=0,
+        id="cpu",
+        vendor="cpu",
+        name=box.cpu.name if box.cpu and box.cpu.name else "CPU",
+        arch=box.cpu.isa if box.cpu and box.cpu.flags else None,
+        kind="cpu",
+        usable=False,
+        why_not="its memory is unknown",
+        total_bytes=None,
+        reserved_bytes=None,
+        free_bytes=None,
+        gtt_bytes=None,
+        ceiling_bytes=None,
+        floor_bytes=floor,
+    )
+    memory = box.memory
+    if memory is None:
+        return device
+    free, words = memory.available_bytes, "available"
+    if free is None:
+        use = HOST_USE_BYTES if memory.limit_source == "MemTotal" else 0
+        free, words = max(0, memory.limit_bytes - use), f"limit - {mib(use)} for the system"
+        what = f"how much of {mib(memory.limit_bytes)} ({memory.limit_source}) is available is not known"
+        doubts.append(Doubt("host memory", what, f"{mib(free)}: {mib(use)} for the running system"))
+    held = max(0, held_bytes.get("cpu", 0)) + sum(_pinned(box.cards, held_bytes))
+    room = min(memory.limit_bytes, free + held)
+    return replace(
+        device,
+        usable=True,
+        why_not=None,
+        total_bytes=memory.total_bytes,
+        free_bytes=memory.available_bytes,
+        ceiling_bytes=max(0, room - floor),
+        made_of=f"{mib(room)} ({words}) - {mib(floor)} floor",
+    )
+
+
+def _pinned(cards: Iterable[Card], held_bytes: Mapping[str, int]) -> Iterable[int]:
+    """What homeserve certainly holds of the host's memory by unified devices: what their carve-outs cannot hold."""
+    for card in cards:
+        if card.unified:
+            carve_out = card.total_bytes or 0 if card.vendor == "amd" else 0
+            used = carve_out if card.used_bytes is None else min(carve_out, card.used_bytes)
+            yield max(0, held_bytes.get(card.id, 0) - used)
+
+
+# -------------------------------------------------------------------------------------------------------------- common
+
+
+def _device(index: int, card: Card, kind: str, floor: int) -> Device:
+    return Device(
+        index=index,
+        id=card.id,
+        vendor=card.vendor,
+        name=card.name,
+        arch=card.arch,
+        kind=kind,
+        usable=True,
+        why_not=None,
+        total_bytes=card.total_bytes,
+        reserved_bytes=card.reserved_bytes,
+        free_bytes=card.free_bytes,
+        gtt_bytes=card.gtt_total_bytes,
+        ceiling_bytes=None,
+        floor_bytes=floor,
+        card=card,
+    )
+
+
+def _judged(device: Device, card: Card, box: Box, named: frozenset[str]) -> Device:
+    """The device with its verdict: whether something can be planned on it, and if not, why."""
+    if card.vendor not in BACKENDS:
+        return replace(device, usable=False, why_not=f"no backend for {card.vendor} devices")
+    if device.ceiling_bytes is None:
+        return replace(device, usable=False, why_not="its memory is unknown")
+    beside = next((other for other in box.cards if not other.unified and other.vendor in BACKENDS), None)
+    if card.unified and beside is not None and not named & {card.id, card.pci}:
+        why_not = f"integrated, beside {beside.name}; --devices {card.id} would use it"
+        return replace(device, usable=False, why_not=why_not)
+    return device
+
+
+def _pins(device: Device) -> bool:
+    return device.kind == "uma" and device.ceiling_bytes is not None

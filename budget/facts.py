@@ -43,10 +43,10 @@ class MemoryFacts:
     `limit_bytes` is the least of MemTotal and every control group's limit; `limit_source` names the one that binds.
     `available_bytes` is what may still be taken: the least of MemAvailable and, for each limited group, its limit minus
     what it holds, with page cache that the kernel gives back first (`inactive_file`) not counted as held. It is None
-    only in a profile of another box that does not say it.
+    only in a profile of another box that does not say it, and so is `total_bytes` where a profile knows a limit alone.
     """
 
-    total_bytes: int
+    total_bytes: int | None
     limit_bytes: int
     limit_source: str
     available_bytes: int | None
