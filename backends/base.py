@@ -266,6 +266,15 @@ class DeviceFacts:
     batch_invariant: bool
 
 
+@dataclass(frozen=True)
+class MemoryRegion:
+    """`bytes` of this process's address space from `address`, all of them of one ledger line."""
+
+    line: str
+    address: int
+    bytes: int
+
+
 class LoadProgress(Protocol):
     def __call__(self, stage: str, done_bytes: int, total_bytes: int) -> None: ...
 
@@ -279,6 +288,12 @@ class Program(Protocol):
 
     def memory_lines(self) -> Mapping[str, int]:
         """Bytes held, by ledger line: weights, kv, workspace."""
+        ...
+
+    def memory_regions(self) -> tuple[MemoryRegion, ...]:
+        """Where in this process the lines lie, so that what is resident of them can be read from outside; a region
+        shares no mapping with anything else. Lines that are not in host memory, or not in mappings of their own, are
+        left out: they cannot be measured."""
         ...
 
     def close(self) -> None: ...
@@ -299,7 +314,8 @@ class Backend(Protocol):
         limits: Limits,
         progress: LoadProgress,
     ) -> Program:
-        """Upload or repack the weights, reserve pools. Raises `Unsupported`, or MemoryError with the arithmetic."""
+        """Upload or repack the weights, make pools and buffers. What `memory_lines` says is held when this returns: no
+        later `run` fails for memory. Raises `Unsupported`, or MemoryError with the arithmetic."""
         ...
 
     def close(self) -> None: ...

@@ -76,8 +76,8 @@ def plan_log_bytes(ranks: int, running: int, chunk: int, context: int, plans_in_
 
 
 def packed_bytes(shape: ModelShape) -> int:
-    """Weights as the CPU backend keeps them. See `packed_tensor_bytes`: where a matrix has a whole number of 16 rows and
-    norms are stored as floats, which is so in nearly every checkpoint, it is what the checkpoint has, to the byte."""
+    """Weights as the CPU backend keeps them: what the checkpoint has, to the byte, where matrices have a multiple of 16
+    rows and norms are stored as floats, which is so in nearly every one (see `packed_tensor_bytes`)."""
     return shape.weights_bytes
 
 

@@ -11,7 +11,7 @@ from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_si
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 OK = 0
 ERRORS = {
@@ -122,8 +122,9 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "hs_abi_sizes": (None, [POINTER(c_int32)]),
     "hs_level": (c_char_p, []),
     "hs_host_levels": (c_int32, []),
-    "hs_map": (c_void_p, [c_size_t, c_int32, POINTER(c_int32)]),
+    "hs_map": (c_void_p, [c_size_t, c_int32, c_char_p, POINTER(c_int32)]),
     "hs_unmap": (None, [c_void_p, c_size_t]),
+    "hs_commit": (c_int32, [c_void_p, c_void_p, c_size_t]),
     "hs_team_create": (c_void_p, [c_int32, POINTER(c_int32), c_int32, c_int32, POINTER(c_int32)]),
     "hs_team_destroy": (None, [c_void_p]),
     "hs_packed_bytes": (c_size_t, [c_int32, c_int32, c_int32]),

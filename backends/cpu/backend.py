@@ -22,6 +22,7 @@ from backends.base import (
     Limits,
     Linear,
     LoadProgress,
+    MemoryRegion,
     Op,
     OpenOptions,
     TensorView,
@@ -100,7 +101,6 @@ class CpuProgram:
         self._backend = backend
         self._library = backend.library
         self._mappings: list[MemoryMapping] = []
-        self._lines: dict[str, int] = {}
         try:
             self._place(plan, progress)
         except BaseException:
@@ -111,19 +111,17 @@ class CpuProgram:
         kv_sizes = [plan.kv_layer_bytes(layer) for layer in range(len(plan.kv.layers))]
         kv_bytes = sum(k + v for k, v in kv_sizes)
         per_slot = kv_bytes // plan.kv.slots if plan.kv.slots else 0
-        plan.weights.place(self._map("weights", plan.weights.size, True, f"{len(plan.stored)} tensors, packed"))
-        kv_base = self._map(
-            "kv", kv_bytes, False, f"{plan.kv.slots} slots of {per_slot} bytes in {len(kv_sizes)} layers"
+        weights = self._map("weights", plan.weights.size, f"{len(plan.stored)} tensors, packed")
+        kv = self._map("kv", kv_bytes, f"{plan.kv.slots} slots of {per_slot} bytes in {len(kv_sizes)} layers")
+        workspace = self._map(
+            "workspace", plan.workspace.size, f"{len(plan.buffers)} buffers for {plan.limits.rows} rows, and scratch"
         )
-        plan.workspace.place(
-            self._map(
-                "workspace",
-                plan.workspace.size,
-                True,
-                f"{len(plan.buffers)} buffers for {plan.limits.rows} rows, and scratch",
-            )
-        )
+        plan.weights.place(weights.address)
+        plan.workspace.place(workspace.address)
+        kv_base = kv.address
         _load_weights(self._backend, plan, progress)
+        for mapping in (workspace, kv):  # repacking has touched all of the weights
+            mapping.commit(self._backend.team, progress)
         for rope, (frequencies, _) in plan.ropes.items():
             doubles_at(plan.workspace.address(frequencies), len(rope.frequencies))[:] = rope.frequencies
         addresses = []
@@ -145,11 +143,10 @@ class CpuProgram:
         self._last_scope = plan.scopes[-1]
         self._output = _output_view(plan)
 
-    def _map(self, line: str, size: int, huge: bool, arithmetic: str) -> int:
-        mapping = MemoryMapping(self._library, size, huge, line, arithmetic)
+    def _map(self, line: str, size: int, arithmetic: str) -> MemoryMapping:
+        mapping = MemoryMapping(self._library, size, line, arithmetic)
         self._mappings.append(mapping)
-        self._lines[line] = size
-        return mapping.address
+        return mapping
 
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
         """Execute every op. Returns logits float32 `[len(logit_rows), vocab]`, valid until the next call.
@@ -179,8 +176,12 @@ class CpuProgram:
         return self._output[: len(logit_rows) if self._last_scope else rows]
 
     def memory_lines(self) -> Mapping[str, int]:
-        """Bytes held: packed weights, the KV pool (touched as it is used), buffers and scratch."""
-        return dict(self._lines)
+        """Bytes held: packed weights, the KV pool, buffers and scratch. All of it is resident since the bind."""
+        return {mapping.purpose: mapping.size for mapping in self._mappings}
+
+    def memory_regions(self) -> tuple[MemoryRegion, ...]:
+        """Each line is one mapping of its own."""
+        return tuple(MemoryRegion(each.purpose, each.address, each.size) for each in self._mappings if each.size)
 
     def close(self) -> None:
         """Give the memory back. Arrays returned by `run` are invalid from here on."""

@@ -9,29 +9,51 @@ from ctypes import byref, c_int32
 import numpy as np
 import numpy.typing as npt
 
+from backends.base import LoadProgress
+
 ALIGN = 64
 
 MIB = 1024 * 1024
 
 
+COMMIT_BYTES = 256 * MIB
+"""What is made resident in one call: progress is told between two of them."""
+
+
 class Mapping:
-    """A zeroed mapping, aligned to 2 MiB, that costs memory only where it is touched.
+    """A zeroed mapping in huge pages, aligned to 2 MiB, that costs memory only where it is touched or committed. Its
+    neighbours are pages without access, so that it is a line of its own in /proc/PID/smaps.
 
     Raises MemoryError that says how much `purpose` wanted, and of what that was made.
     """
 
-    def __init__(self, library: ctypes.CDLL, size: int, huge: bool, purpose: str, arithmetic: str) -> None:
+    def __init__(self, library: ctypes.CDLL, size: int, purpose: str, arithmetic: str) -> None:
         self.size = size
+        self.purpose = purpose
         self._library = library
+        self._arithmetic = arithmetic
         error = c_int32(0)
         # A program without weights or KV still gets an address of its own.
-        address = library.hs_map(max(size, 1), int(huge), byref(error))
+        address = library.hs_map(max(size, 1), 1, f"homeserve-{purpose}".encode(), byref(error))
         if not address:
-            raise MemoryError(
-                f"{purpose} needs {size} bytes ({size / MIB:.1f} MiB) = {arithmetic}, and the system refused:"
-                f" {os.strerror(error.value)}"
-            )
+            raise self._refused(error.value)
         self.address: int = address
+
+    def commit(self, team: int, progress: LoadProgress) -> None:
+        """Have the system hold all of it now, so that memory that lacks is known here and not at some later touch.
+        Raises MemoryError."""
+        for done in range(0, self.size, COMMIT_BYTES):
+            size = min(COMMIT_BYTES, self.size - done)
+            error = self._library.hs_commit(team, self.address + done, size)
+            if error:
+                raise self._refused(error)
+            progress(self.purpose, done + size, self.size)
+
+    def _refused(self, error: int) -> MemoryError:
+        return MemoryError(
+            f"{self.purpose} needs {self.size} bytes ({self.size / MIB:.1f} MiB) = {self._arithmetic}, and the system"
+            f" refused: {os.strerror(error)}"
+        )
 
     def close(self) -> None:
         if self.address:

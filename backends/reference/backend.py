@@ -71,7 +71,7 @@ class ReferenceBackend:
         dense = sum(view.rows * view.cols for view in weights.values()) * self.dtype.itemsize
         pools = pool_bytes(kv, self.dtype)
         there = read_memory().available_bytes
-        if dense + pools > there:
+        if there is not None and dense + pools > there:
             raise MemoryError(
                 f"reference keeps weights dense: {dense} bytes of {self.dtype.name} weights + {pools} of KV pools ="
                 f" {dense + pools}, available {there}"

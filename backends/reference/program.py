@@ -16,6 +16,7 @@ from backends.base import (
     KvPool,
     Limits,
     Linear,
+    MemoryRegion,
     Norm,
     Op,
     RopeStore,
@@ -65,6 +66,10 @@ class ReferenceProgram:
             "kv": self.pools.nbytes(),
             "workspace": rows * sum(widths.values()),
         }
+
+    def memory_regions(self) -> tuple[MemoryRegion, ...]:
+        """None: arrays share the mappings of the interpreter's heap, and buffers come and go with each run."""
+        return ()
 
     def close(self) -> None:
         """Let go of weights and pools. The program cannot run after."""

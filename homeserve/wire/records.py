@@ -21,7 +21,7 @@ from enum import IntEnum
 
 import msgspec
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
 
 
 class PlanKind(IntEnum):
@@ -159,6 +159,8 @@ class RankFacts(_Record, frozen=True):
     """Ledger line -> bytes held."""
     layers: tuple[int, int] | None = None
     """First layer held, and the one behind the last."""
+    regions: tuple[tuple[str, int, int], ...] = ()
+    """(ledger line, address, bytes) of each line that is a mapping of its own in the rank's process."""
 
 
 class Hello(_Record, frozen=True):

@@ -122,6 +122,7 @@ class Runner:
             facts.batch_invariant,
             tuple(self._program.memory_lines().items()),
             (layers.start, layers.stop),
+            tuple((region.line, region.address, region.bytes) for region in self._program.memory_regions()),
         )
 
     # ---------------------------------------------------------------------------------------------------- computing

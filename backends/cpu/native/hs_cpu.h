@@ -8,7 +8,7 @@
  *   hs_step          one op of a recorded program: kind, shapes and addresses
  *   hs_run(team, program, batch)   walks all steps in one call
  *
- * Memory belongs to the caller (hs_map / hs_unmap), which also keeps every address in a program alive. No function
+ * Memory belongs to the caller (hs_map / hs_commit / hs_unmap), which also keeps every address in a program alive. No function
  * throws; those that can fail return HS_OK or a negative HS_E code.
  */
 #ifndef HS_CPU_H
@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-#define HS_ABI_VERSION 1
+#define HS_ABI_VERSION 2
 
 enum { HS_OK = 0, HS_E_TYPE = -1, HS_E_SHAPE = -2, HS_E_BATCH = -3, HS_E_THREAD = -4 };
 
@@ -131,9 +131,13 @@ void hs_abi_sizes(int32_t out[5]);
 const char *hs_level(void);
 int32_t hs_host_levels(void);
 
-/* Anonymous zeroed memory, aligned to 2 MiB, not committed until touched; `huge` asks for huge pages. Null: errno. */
-void *hs_map(size_t bytes, int32_t huge, int32_t *error);
+/* Anonymous zeroed memory, aligned to 2 MiB, not committed until touched; `huge` asks for huge pages. Null: errno.
+ * The mapping stands alone: a page without access lies on each side, so the kernel never joins it to a neighbour and what
+ * is resident of it can be read in /proc/PID/smaps by its address. `name` is given to it where the kernel takes names. */
+void *hs_map(size_t bytes, int32_t huge, const char *name, int32_t *error);
 void hs_unmap(void *address, size_t bytes);
+/* Have the system hold every page of [address, address + bytes) now; what is there stays. 0, or an errno. */
+int32_t hs_commit(hs_team *team, void *address, size_t bytes);
 
 /* `cores` (or null) pins thread i to cores[i]. `spin` bounds waiting by spinning, in pause instructions; 0 sleeps at once. */
 hs_team *hs_team_create(int32_t threads, const int32_t *cores, int32_t core_count, int32_t spin, int32_t *error);

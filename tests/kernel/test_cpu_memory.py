@@ -1,0 +1,79 @@
+"""What the CPU backend maps: resident when the bind is over, and each line a mapping that can be found from outside."""
+
+from __future__ import annotations
+
+import errno
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import kernel_rig as rig
+import numpy as np
+import pytest
+
+from backends.base import KvLayer, KvPool, RopeStore
+from backends.cpu.memory import Mapping, floats_at
+from backends.quant import QuantType
+
+HUGE = 2 << 20
+PAGE = 4096
+
+
+def rope_store() -> tuple[list[object], list[object]]:
+    feed, table, q = rig.feed("q", np.ones((2, 64), np.float32))
+    return [feed, RopeStore(q, q, q, 0, 1, 1, 64, None)], [table]
+
+
+def test_every_line_is_resident_when_it_is_bound_and_a_mapping_of_its_own(level: str) -> None:
+    if sys.platform != "linux":
+        pytest.skip("needs /proc")
+    ops, weights = rope_store()
+    pool = KvPool((KvLayer(1, 64),), 2**17, QuantType.F32)
+    program = rig.bind(rig.backend(level), ops, weights, pool)
+    regions = {region.line: region for region in program.memory_regions()}
+    assert {line: region.bytes for line, region in regions.items()} == program.memory_lines()
+    assert regions["kv"].bytes == 2**17 * 64 * 4 * 2
+    mappings = resident_mappings()
+    for line, region in regions.items():
+        end, resident = mappings[region.address]
+        rounded = -(-region.bytes // HUGE) * HUGE
+        assert end == region.address + rounded, line
+        assert region.bytes <= resident + PAGE - 1 and resident <= rounded, line
+    program.close()
+    left = resident_mappings()
+    assert not any(region.address in left for region in regions.values())
+
+
+def test_a_commit_keeps_what_is_there(level: str) -> None:
+    backend = rig.backend(level)
+    mapping = Mapping(backend.library, 3 * HUGE + 1, "weights", "three and a bit")
+    floats_at(mapping.address + HUGE, 4)[:] = (1, 2, 3, 4)
+    told: list[tuple[str, int, int]] = []
+    mapping.commit(backend.team, lambda *progress: told.append(progress))
+    assert floats_at(mapping.address + HUGE, 4).tolist() == [1, 2, 3, 4]
+    assert not floats_at(mapping.address, 4).any() and not floats_at(mapping.address + 2 * HUGE, 4).any()
+    assert told == [("weights", 3 * HUGE + 1, 3 * HUGE + 1)]
+    mapping.close()
+
+
+def test_a_commit_that_the_system_refuses_is_an_error_with_arithmetic() -> None:
+    library = SimpleNamespace(
+        hs_map=lambda *_: 1 << 30, hs_unmap=lambda *_: None, hs_commit=lambda team, address, size: errno.ENOMEM
+    )
+    mapping = Mapping(library, HUGE, "kv", "2 slots of a MiB")  # type: ignore[arg-type]
+    with pytest.raises(MemoryError, match=r"kv needs 2097152 bytes .* = 2 slots of a MiB, and the system refused: Can"):
+        mapping.commit(0, lambda *_: None)
+    mapping.close()
+
+
+def resident_mappings() -> dict[int, tuple[int, int]]:
+    """Start of each mapping of this process: its end, and what of it is resident."""
+    found: dict[int, tuple[int, int]] = {}
+    start = end = 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            start, end = (int(part, 16) for part in match.groups())
+        elif line.startswith("Rss:"):
+            found[start] = (end, int(line.split()[1]) * 1024)
+    return found
