@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from homeserve.errors import WireError
 from homeserve.wire.codec import HEADER_BYTES, decode, encode, frame_bytes
 from homeserve.wire.records import (
+    RECORD_VERSION,
     Boot,
     Hello,
     LaneRows,
@@ -73,7 +74,17 @@ _result = st.builds(
         ),
         max_size=3,
     ).map(tuple),
-    facts=st.none() | st.builds(RankFacts, st.text(), st.text(), st.text(), _count, st.booleans(), st.just(())),
+    facts=st.none()
+    | st.builds(
+        RankFacts,
+        st.text(),
+        st.text(),
+        st.text(),
+        _count,
+        st.booleans(),
+        st.just(()),
+        regions=st.just((("weights", 2**47 - 2**21, 2**40),)),
+    ),
     census=st.lists(st.builds(PoolCensus, st.text(), _count, st.just(((1, 2, 3),))), max_size=2).map(tuple),
 )
 _report = st.builds(Hello, _count, _count) | st.builds(Progress, _count, st.text(), _count, _count) | _result
@@ -142,7 +153,7 @@ def test_any_bytes_decode_or_are_an_error(data: bytes) -> None:
 
 @given(st.binary(max_size=120))
 def test_any_payload_with_a_right_checksum_decodes_or_is_an_error(payload: bytes) -> None:
-    frame = struct.pack("<4sHHII", b"HSrv", 1, 0, len(payload), zlib.crc32(payload)) + payload
+    frame = struct.pack("<4sHHII", b"HSrv", RECORD_VERSION, 0, len(payload), zlib.crc32(payload)) + payload
     try:
         record = decode(frame, Report)
     except WireError as error:
@@ -170,7 +181,7 @@ def test_the_error_names_the_damaged_part(offset: int, value: bytes, part: str) 
 
 def test_a_deeply_nested_payload_is_an_error() -> None:
     payload = b"\x91" * 100_000 + b"\xc0"
-    frame = struct.pack("<4sHHII", b"HSrv", 1, 0, len(payload), zlib.crc32(payload)) + payload
+    frame = struct.pack("<4sHHII", b"HSrv", RECORD_VERSION, 0, len(payload), zlib.crc32(payload)) + payload
     with pytest.raises(WireError, match="^frame payload: "):
         decode(frame, Report)
 
