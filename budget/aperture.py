@@ -23,7 +23,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from budget.belief import label, mib
+from budget.belief import is_slice, label, mib
 from budget.facts import MIB, Box, Card
 
 _REFUSALS = {
@@ -103,6 +103,8 @@ def _pair(card: Card, peer: Card, box: Box) -> tuple[str, str]:
 
 
 def _different(card: Card, peer: Card) -> tuple[str, str] | None:
+    if is_slice(card) or is_slice(peer):
+        return "no", "a MIG slice has no peers"
     if card.vendor != peer.vendor:
         return "no", f"{peer.name} is from another vendor"
     if card.vendor == "nvidia" and card.arch and peer.arch and card.arch != peer.arch:

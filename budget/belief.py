@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 from budget.facts import MIB, Box, Card, Doubt, MemoryFacts
 
@@ -67,7 +68,7 @@ def label(card: Card) -> str:
 
 def mib(size: float) -> str:
     """Bytes as a person reads them."""
-    return f"{size / MIB:,.0f} MiB".replace(",", " ")
+    return f"{size / MIB:.0f} MiB"
 
 
 # ------------------------------------------------------------------------------------------------------------ the host
@@ -116,16 +117,16 @@ def _card(card: Card, doubts: list[Doubt]) -> Card:
         if value == 0 and name in _SIZES:
             taken = "not known; what it shares with the host counts" if card.unified else "not known"
             doubts.append(Doubt(label(card), f"{word}: 0 is what a driver says when it does not know", taken))
-            card = replace(card, **{name: None})
+            card = _with(card, name, None)
         elif not 0 <= value <= MOST_BYTES:
             doubts.append(Doubt(label(card), f"{word}: {mib(value)} cannot be", "not known"))
-            card = replace(card, **{name: None})
+            card = _with(card, name, None)
     for part, whole, word in _PARTS:
         value, most = getattr(card, part), getattr(card, whole)
         if value is not None and most is not None and value > most:
             what = f"{mib(value)} are said to be {word}, more than the {mib(most)} that there are"
             doubts.append(Doubt(label(card), what, mib(most)))
-            card = replace(card, **{part: most})
+            card = _with(card, part, most)
     if card.bandwidth_bytes_s is not None and not (
         math.isfinite(card.bandwidth_bytes_s) and card.bandwidth_bytes_s > 0
     ):
@@ -133,6 +134,11 @@ def _card(card: Card, doubts: list[Doubt]) -> Card:
         card = replace(card, bandwidth_bytes_s=None)
     _add_up(card, doubts)
     return card
+
+
+def _with(card: Card, name: str, value: int | None) -> Card:
+    changed: dict[str, Any] = {name: value}
+    return replace(card, **changed)
 
 
 def _add_up(card: Card, doubts: list[Doubt]) -> None:
@@ -164,20 +170,21 @@ def _once(cards: Sequence[Card], doubts: list[Doubt]) -> tuple[Card, ...]:
         what = f"listed more than once {where}"
         doubts.append(Doubt(label(found[twin]), what, f"one card: {stays.name}"))
         found[twin] = replace(stays, id=found[twin].id)
-    sliced = {card.pci for card in found if _is_slice(card) and card.pci}
+    sliced = {card.pci for card in found if is_slice(card) and card.pci}
     for card in found:
-        if card.pci in sliced and not _is_slice(card):
+        if card.pci in sliced and not is_slice(card):
             doubts.append(Doubt(label(card), "cut into MIG slices that are listed as well", "the slices alone"))
-    return tuple(card for card in found if _is_slice(card) or card.pci not in sliced or not card.pci)
+    return tuple(card for card in found if is_slice(card) or card.pci not in sliced or not card.pci)
 
 
 def _same(card: Card, other: Card) -> bool:
     if card.id == other.id:
         return True
-    return card.pci is not None and card.pci == other.pci and not (_is_slice(card) or _is_slice(other))
+    return card.pci is not None and card.pci == other.pci and not (is_slice(card) or is_slice(other))
 
 
-def _is_slice(card: Card) -> bool:
+def is_slice(card: Card) -> bool:
+    """Whether it is a MIG slice: a part of a card that the driver lists like a card."""
     return card.vendor == "nvidia" and "MIG" in card.name.split()
 
 

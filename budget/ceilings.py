@@ -31,7 +31,7 @@ Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -119,18 +119,20 @@ def ceilings(
     pools: list[int | None] = [host.ceiling_bytes]
     for index, card in enumerate(box.cards):
         held = max(0, held_bytes.get(card.id, 0))
+        why_not = _left_out(card, box, named)
+        said = doubts if why_not is None else []  # what is not used raises no doubts
         if card.unified:
-            device = _unified(index, card, box, host, floor_bytes, held, doubts)
+            device = _unified(index, card, box, host, floor_bytes, held, said)
         else:
-            device = _discrete(index, card, box, floor_bytes, held, doubts)
-            device = replace(device, pool=len(pools))
+            device = replace(_discrete(index, card, box, floor_bytes, held, said), pool=len(pools))
             pools.append(device.ceiling_bytes)
-        devices.append(_judged(device, card, box, named))
+        if why_not is None and device.ceiling_bytes is None:
+            why_not = "its memory is unknown"
+        devices.append(replace(device, usable=why_not is None, why_not=why_not))
     if host.ceiling_bytes is None:
-        pinned = (device.ceiling_bytes - device.private_bytes for device in devices if _pins(device))
-        pools[0] = max(pinned, default=None)
+        pools[0] = _largest_pinned(devices)
     devices.append(replace(host, index=len(devices)))
-    return Ceilings(tuple(devices), tuple(pools), tuple(dict.fromkeys(doubts)))
+    return Ceilings(tuple(devices), tuple(pools), _gathered(doubts, box.cards))
 
 
 # ------------------------------------------------------------------------------------------------------ discrete cards
@@ -223,7 +225,7 @@ def _unified(
     room = max(0, room)
     return replace(
         device,
-        free_bytes=_said_free(card) if card.reserved_bytes is not None else _carve_free(card),
+        free_bytes=_carve_free(card),
         gtt_bytes=gtt,
         ceiling_bytes=room,
         private_bytes=min(own, room),
@@ -255,7 +257,8 @@ def _gtt(card: Card, box: Box, held: int, doubts: list[Doubt]) -> tuple[int | No
     if total is None:
         if ram is None:
             what = "neither the host's memory nor how much of it may be pinned (GTT) is known"
-            doubts.append(Doubt(label(card), what, "the carve-out alone"))
+            taken = "its own memory is not known either: nothing" if card.total_bytes is None else "the carve-out alone"
+            doubts.append(Doubt(label(card), what, taken))
             return None, None
         total, rule = _default_gtt(card, ram, box.kernel)
         what = f"how much of the host's memory may be pinned (GTT) is not said; {rule}"
@@ -390,18 +393,35 @@ def _device(index: int, card: Card, kind: str, floor: int) -> Device:
     )
 
 
-def _judged(device: Device, card: Card, box: Box, named: frozenset[str]) -> Device:
-    """The device with its verdict: whether something can be planned on it, and if not, why."""
+def _left_out(card: Card, box: Box, named: frozenset[str]) -> str | None:
+    """Why nothing is planned on a card whatever memory it has; None where nothing speaks against it."""
     if card.vendor not in BACKENDS:
-        return replace(device, usable=False, why_not=f"no backend for {card.vendor} devices")
-    if device.ceiling_bytes is None:
-        return replace(device, usable=False, why_not="its memory is unknown")
+        return f"no backend for {card.vendor} devices"
     beside = next((other for other in box.cards if not other.unified and other.vendor in BACKENDS), None)
     if card.unified and beside is not None and not named & {card.id, card.pci}:
-        why_not = f"integrated, beside {beside.name}; --devices {card.id} would use it"
-        return replace(device, usable=False, why_not=why_not)
-    return device
+        return f"integrated, beside {beside.name}; --devices {card.id} would use it"
+    return None
 
 
-def _pins(device: Device) -> bool:
-    return device.kind == "uma" and device.ceiling_bytes is not None
+def _largest_pinned(devices: Iterable[Device]) -> int | None:
+    """What unified devices may hold together of a host whose memory is unknown: GTT of all is a bound on one DRAM."""
+    shared = [
+        device.ceiling_bytes - device.private_bytes
+        for device in devices
+        if device.kind == "uma" and device.gtt_bytes is not None and device.ceiling_bytes is not None
+    ]
+    return max(shared, default=None)
+
+
+def _gathered(doubts: Iterable[Doubt], cards: Sequence[Card]) -> tuple[Doubt, ...]:
+    """Each doubt once; the same doubt of several equal cards as one."""
+    named = {label(card): card.name for card in cards}
+    wheres: dict[tuple[str, str, str], list[str]] = {}
+    for doubt in doubts:
+        same = wheres.setdefault((named.get(doubt.where, doubt.where), doubt.what, doubt.taken), [])
+        if doubt.where not in same:
+            same.append(doubt.where)
+    return tuple(
+        Doubt(found[0] if len(found) == 1 else f"{len(found)} x {name}", what, taken)
+        for (name, what, taken), found in wheres.items()
+    )
