@@ -44,7 +44,8 @@ def apportion(units: int, weights: Sequence[int | float], at_least: int = 0) -> 
     if units < at_least * len(weights):
         raise ValueError(f"{units} units are too few for {len(weights)} ranks with at least {at_least} each")
     exact = [Fraction(weight) for weight in weights]
-    quotas = [units * weight / sum(exact) for weight in exact]
+    per_weight = units / sum(exact, Fraction(0))
+    quotas = [weight * per_weight for weight in exact]
     given = [max(at_least, math.floor(quota)) for quota in quotas]
     ranks = range(len(given))
     while sum(given) > units:
