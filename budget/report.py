@@ -1,0 +1,120 @@
+"""The report for a person: what fits, what binds, what to change, in that order and from the page alone.
+
+Each part is a list of lines; a report is its parts with an empty line between them. Nothing of it depends on colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from budget.asides import doubt_lines
+from budget.facts import Doubt, MemoryFacts
+from budget.fits import plan_parts
+from budget.ledger import peak_bytes
+from budget.page import Cell, Column, Style, gained, grouped, mib, table
+from budget.plan import Plan, Refusal, Unknown
+from budget.question import Question, flags
+from budget.refused import refusal_parts, unknown_parts
+from budget.sums import moments_of, named, peak_moment
+
+PLAIN = Style()
+
+
+class Measured(NamedTuple):
+    """One line of predicted against measured, in MiB; None where it could not be measured."""
+
+    device: int
+    line: str
+    predicted_mib: float
+    measured_mib: float | None
+    how: str | None
+
+
+def report(
+    outcome: Plan | Refusal | Unknown,
+    host: MemoryFacts | None,
+    doubts: Iterable[Doubt],
+    question: Question | None = None,
+    style: Style = PLAIN,
+) -> list[str]:
+    """The page about one model, as lines."""
+    asked = question or Question(None if isinstance(outcome, Unknown) else outcome.shape.name)
+    match outcome:
+        case Plan():
+            parts = plan_parts(style, outcome, host, tuple(doubts), asked)
+        case Refusal():
+            parts = [*refusal_parts(style, outcome, host, asked), doubt_lines(style, doubts)]
+        case Unknown():
+            parts = [*unknown_parts(style, outcome, host), doubt_lines(style, doubts)]
+    return joined(parts)
+
+
+def joined(parts: Iterable[Sequence[str]]) -> list[str]:
+    """The parts that say something, with an empty line between them."""
+    lines: list[str] = []
+    for part in parts:
+        if part:
+            lines += ["", *part] if lines else part
+    return lines
+
+
+# --------------------------------------------------------------------------------------------------- of `homeserve up`
+
+
+def summary(plan: Plan) -> list[str]:
+    """Three to five lines for `homeserve up`: what is planned, what it holds, what binds, what would give more."""
+    context = f"context {grouped(plan.context)}, {plan.running} requests at once"
+    lines = [f"{context}, {grouped(plan.kv_tokens)} tokens of {plan.wish.kv_type} KV: {plan.option}"]
+    used = [device for device in plan.ceilings.devices if any(line.device == device.index for line in plan.lines)]
+    moments = moments_of(plan.layouts)
+    held = [
+        f"device {device.index} {mib(peak_bytes(plan.lines, device.index))} of {mib(device.ceiling_bytes)} MiB"
+        f" ({peak_moment(plan.lines, device.index, moments)})"
+        for device in used
+    ]
+    more = f" and {len(held) - 2} more" if len(held) > 2 else ""
+    lines.append(f"holds at the peak: {', '.join(held[:2])}{more}")
+    binding = plan.ceilings.devices[plan.binds.device]
+    lines.append(f"binds: {plan.binds.line} on {named(binding)}" + (f", {plan.binds.why}" if plan.binds.why else ""))
+    if best := max(plan.advice, key=lambda advice: advice.gain_tokens, default=None):
+        lines.append(f"more: {' '.join(flags(best.flags))} gives {gained(best.gain_tokens)} tokens of {best.of}")
+    if plan.doubts:
+        lines.append(f"{len(plan.doubts)} doubt{'s' * (len(plan.doubts) != 1)}: homeserve budget tells them")
+    return lines
+
+
+def measured_table(rows: Sequence[Measured], style: Style = PLAIN) -> list[str]:
+    """Predicted against measured, line by line. The total is over the lines that could be measured, on both sides."""
+    cells: list[list[Cell]] = []
+    for device, line, predicted, measured, how in rows:
+        difference = "" if measured is None else _difference(predicted, measured)
+        found = "not measured" if measured is None else grouped(measured, 1)
+        cells.append([str(device), line, grouped(predicted, 1), found, difference, (how or "", "soft")])
+    both = [(row[2], row[3]) for row in rows if row[3] is not None]
+    if len(both) > 1:
+        predicted, measured = sum(each[0] for each in both), sum(each[1] for each in both)
+        total = [
+            "",
+            "total measured",
+            grouped(predicted, 1),
+            grouped(measured, 1),
+            _difference(predicted, measured),
+            "",
+        ]
+        cells.append([(each, "head") for each in total])
+    columns = [
+        Column("device", right=True),
+        Column("line", limit=30),
+        Column("predicted", right=True),
+        Column("measured MiB", right=True),
+        Column("difference", right=True),
+        Column("how"),
+    ]
+    return table(style, columns, cells)
+
+
+def _difference(predicted: float, measured: float) -> str:
+    off = measured - predicted
+    share = f" ({off / predicted:+.0%})" if predicted else ""
+    return f"{off:+.1f}{share}"
