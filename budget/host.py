@@ -37,6 +37,7 @@ _MOUNT_LIMIT = 64
 _DEPTH_LIMIT = 128
 """Control groups deeper than this are counted to their ancestor: no limit is set so far down."""
 _THREAD_LIMIT = 1 << 14
+_GROUPS_LIMIT = 256
 _MEMINFO = "proc/meminfo"
 
 
@@ -133,6 +134,53 @@ def oom_kills(root: str | Path = "/") -> int | None:
     return (tree.pairs("proc/vmstat") or {}).get("oom_kill")
 
 
+@dataclass(frozen=True)
+class GroupUse:
+    """The control group that this process's memory is accounted to: what it holds, page cache that the kernel gives
+    back first left out, and which processes are in it or below it."""
+
+    folder: str
+    held_bytes: int
+    pids: frozenset[int]
+
+
+def own_group(root: str | Path = "/") -> GroupUse | None:
+    """None where there is no memory controller, the group does not say what it holds, or it is too large to list."""
+    tree = Tree(root)
+    groups = _groups(tree, "memory")
+    group = next((each for each in groups if tree.there(f"{each.folder}/{_usage_file(each)}")), None)
+    if group is None:
+        return None
+    held, stat = tree.number(f"{group.folder}/{_usage_file(group)}"), tree.pairs(f"{group.folder}/memory.stat") or {}
+    pids = _pids_below(tree, group.folder)
+    if held is None or pids is None:
+        return None
+    return GroupUse(str(tree.path(group.folder)), max(0, held - _idle_file_bytes(group, stat)), pids)
+
+
+class AvailableMemory:
+    """`read_memory(root).available_bytes` for a sampler: the limited groups are found once, so that a reading costs two
+    small files a group. A group that gets its first limit later is not seen."""
+
+    def __init__(self, root: str | Path = "/") -> None:
+        self._tree = tree = Tree(root)
+        self._groups = [group for group in _groups(tree, "memory") if _group_memory(tree, group) is not None]
+
+    def read(self) -> int | None:
+        """Bytes; None where nothing tells."""
+        tree = self._tree
+        tree.doubts.clear()
+        meminfo = parse_meminfo(tree.text(_MEMINFO) or "")
+        if not meminfo.get("MemTotal"):
+            return None
+        known = [found for group in self._groups if (found := _group_memory(tree, group)) is not None]
+        room = [max(0, group.limit - group.held) for group in known]
+        available = _available(meminfo, tree)
+        if available is not None and not (known and _lie(meminfo)):
+            room.append(min(available, meminfo["MemTotal"]))
+        return min(room) if room else None
+
+
 def parse_meminfo(text: str) -> dict[str, int]:
     """Bytes of every field. The unit is read, not assumed: some kernels and recordings write plain bytes."""
     found: dict[str, int] = {}
@@ -220,11 +268,10 @@ def _group_memory(tree: Tree, group: _Group) -> _GroupMemory | None:
     stat = tree.pairs(f"{group.folder}/memory.stat") or {}
     if group.version == 2:
         limits = {name: _limit(tree, f"{group.folder}/{name}") for name in ("memory.max", "memory.high")}
-        usage, idle = "memory.current", stat.get("inactive_file", 0)
     else:
         limits = {"memory.limit_in_bytes": _limit(tree, f"{group.folder}/memory.limit_in_bytes")}
         limits["memory.stat hierarchical_memory_limit"] = stat.get("hierarchical_memory_limit")
-        usage, idle = "memory.usage_in_bytes", stat.get("total_inactive_file", stat.get("inactive_file", 0))
+    usage, idle = _usage_file(group), _idle_file_bytes(group, stat)
     known = {name: limit for name, limit in limits.items() if limit is not None and 0 <= limit < _UNLIMITED}
     if not known:
         return None
@@ -233,6 +280,29 @@ def _group_memory(tree: Tree, group: _Group) -> _GroupMemory | None:
         tree.doubt(f"{group.folder}/{usage}", "the group is limited and does not say how much it holds", "nothing held")
     name = min(known, key=lambda key: known[key])
     return _GroupMemory(known[name], max(0, (held or 0) - idle), str(tree.path(group.folder) / name))
+
+
+def _usage_file(group: _Group) -> str:
+    return "memory.current" if group.version == 2 else "memory.usage_in_bytes"
+
+
+def _idle_file_bytes(group: _Group, stat: dict[str, int]) -> int:
+    """Page cache that nobody has asked for twice. Version 1 counts the groups below apart."""
+    own = stat.get("inactive_file", 0)
+    return own if group.version == 2 else stat.get("total_inactive_file", own)
+
+
+def _pids_below(tree: Tree, folder: str) -> frozenset[int] | None:
+    """Processes in a group and in those below it; None where they are more than anybody needs to list."""
+    found: set[int] = set()
+    for count, (path, _, files) in enumerate(os.walk(tree.path(folder))):
+        if count >= _GROUPS_LIMIT:
+            return None
+        if "cgroup.procs" in files:
+            name = os.path.join(path, "cgroup.procs")
+            text = tree.text(os.path.relpath(name, tree.root))
+            found.update(pid for word in (text or "").split() if (pid := whole(word)) is not None)
+    return frozenset(found)
 
 
 def _limit(tree: Tree, name: str) -> int | None:
