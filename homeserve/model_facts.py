@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from budget.facts import ModelShape
-from homeserve.errors import HomeserveError
+from homeserve.errors import HomeserveError, UnknownArchitecture
 from homeserve.server.context import ModelInfo
 from homeserve.settings import Settings
 
@@ -76,25 +76,41 @@ class ModelFacts:
 def read_model(path: str, settings: Settings) -> ModelFacts:
     """Open a checkpoint and read what the plan needs. Raises ModelErrors."""
     from homeserve import checkpoint
-    from homeserve.models import facts, registry
 
     opened = checkpoint.open(path)
     try:
-        config = registry.family(opened.arch).config_from(opened.metadata)
-        shape = ModelShape(
-            name=settings.model_id or model_id_of(path),
-            weights_bytes=facts.weight_bytes(opened.tensors),
-            kv_bytes_per_token=facts.kv_bytes_per_token(config, settings.kv_type),
-            context=config.context,
-            hidden=config.hidden,
-            ffn=config.ffn,
-            vocab=config.vocab,
-        )
+        config, shape = _shape_of(opened, settings.model_id or model_id_of(path))
     except HomeserveError:
         opened.close()
         raise
     info = ModelInfo(shape.name, path, opened.arch, opened.quant_label, config.context, config.vocab, int(time.time()))
     return ModelFacts(opened, config, info, shape)
+
+
+def read_shape(path: str) -> ModelShape:
+    """What a budget needs of a checkpoint that nobody is going to run now: its headers are read, no tensor's data.
+
+    Raises ModelNotFound, CheckpointError (a split file that lacks a part names it), UnsupportedModel, and
+    UnknownArchitecture, which says that a shape can be given instead.
+    """
+    from homeserve import checkpoint
+
+    opened = checkpoint.open(path)
+    try:
+        return _shape_of(opened, model_id_of(path))[1]
+    except UnknownArchitecture as error:
+        error.fix = "describe the model with --shape (a file, or the name of a built-in shape)"
+        raise
+    finally:
+        opened.close()
+
+
+def _shape_of(opened: Checkpoint, name: str) -> tuple[ModelConfig, ModelShape]:
+    from homeserve.models import registry, shape
+
+    family = registry.family(opened.arch)
+    config = family.config_from(opened.metadata)
+    return config, shape.shape_of(family, config, opened.tensors, name=name, quant=opened.quant_label)
 
 
 def model_id_of(path: str) -> str:

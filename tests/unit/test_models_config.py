@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from backends.base import TensorView
-from backends.quant import QuantType
-from homeserve.errors import CheckpointError, SettingError, UnknownArchitecture, UnsupportedModel
-from homeserve.models import facts, registry
+from homeserve.errors import CheckpointError, UnknownArchitecture, UnsupportedModel
+from homeserve.models import registry
 from homeserve.models.config import settle
 from homeserve.models.family import Family
 from homeserve.models.rope import resolve_rope
@@ -215,30 +213,6 @@ def test_yarn_keeps_fast_pairs_divides_slow_ones_and_grows() -> None:
 def test_factors_divide_the_frequencies() -> None:
     facts_ = RopeFacts(dims=4, base=100.0, interleaved=True)
     assert resolve_rope(facts_, (2.0, 5.0)).frequencies == pytest.approx((0.5, 0.02))
-
-
-# ----------------------------------------------------------------------------------------------------------- budget
-
-
-def test_kv_bytes_count_k_and_v_of_every_layer() -> None:
-    made = config()
-    assert facts.kv_bytes_per_token(made, "f16") == 3 * 2 * (2 * 16) * 2
-    assert facts.kv_bytes_per_token(made, "f32") == 2 * facts.kv_bytes_per_token(made, "f16")
-    assert facts.kv_bytes_per_token(made, "f16", range(1, 3)) == 2 * 2 * (2 * 16) * 2
-    with pytest.raises(SettingError, match="kv_type"):
-        facts.kv_bytes_per_token(made, "f8")
-
-
-def test_attention_layers_hold_no_recurrent_state() -> None:
-    assert facts.lane_state_bytes(config()) == 0
-
-
-def test_weight_bytes_count_a_shared_tensor_once() -> None:
-    import numpy as np
-
-    view = TensorView("a", QuantType.F32, 2, 3, np.zeros(24, np.uint8))
-    assert facts.weight_bytes({"a": view, "b": view}) == 48
-    assert facts.weight_bytes({"a": view, "b": view}, ["a", "a"]) == 24
 
 
 def test_a_window_is_declared_on_every_layer() -> None:
