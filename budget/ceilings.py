@@ -17,6 +17,7 @@ So
 
 and the device shares one pool of DRAM with the CPU and with every other unified device: what they hold together, beyond
 their carve-outs, must stay under the ceiling of the host. Never is carve-out + GTT + RAM a sum that anything may use.
+`budget.unified` has the rules.
 
 The **host** has what its control groups leave of it, whatever /proc/meminfo says (`budget.host` reads that truth):
 
@@ -30,14 +31,14 @@ Pure.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from budget.aperture import Aperture, aperture_of
 from budget.belief import believe, label, mib
-from budget.facts import GIB, MIB, Box, Card, Doubt
+from budget.facts import MIB, Box, Card, Doubt
+from budget.unified import free_carve_out, pinned_share, whole_share
 from budget.wish import DEFAULT_CARD_FLOOR, DEFAULT_HOST_FLOOR
 
 __all__ = ["Aperture", "Ceilings", "Device", "ceilings"]
@@ -168,7 +169,8 @@ def _kept(card: Card, box: Box, floor: int, doubts: list[Doubt]) -> int:
         return kept
     if card.reserved_bytes is None and card.free_bytes is None:
         what = "how much the driver keeps for itself is not known (other cards: 66 to 869 MiB)"
-        doubts.append(Doubt(label(card), what, f"nothing; the floor of {mib(floor)} has to cover it"))
+        taken = f"nothing; the floor of {mib(floor)} has to cover it" if floor else "nothing"
+        doubts.append(Doubt(label(card), what, taken))
     return card.reserved_bytes or 0
 
 
@@ -202,118 +204,24 @@ def _said_free(card: Card) -> int | None:
 def _unified(
     index: int, card: Card, box: Box, host: Device, floor_bytes: int | None, held: int, doubts: list[Doubt]
 ) -> Device:
-    if card.vendor != "amd":
-        return _all_shared(index, card, host, floor_bytes, doubts)
-    floor = 0 if floor_bytes is None else floor_bytes
+    if card.vendor == "amd":
+        floor = 0 if floor_bytes is None else floor_bytes
+        share = pinned_share(card, box, host.ceiling_bytes, floor, held, doubts)
+    else:
+        floor = DEFAULT_CARD_FLOOR if floor_bytes is None else floor_bytes
+        # The host's own floor is a part of this device's, not one more.
+        more = max(0, floor - host.floor_bytes)
+        share = whole_share(card, host.ceiling_bytes, more, floor, doubts)
     device = _device(index, card, "uma", floor)
-    private = _carve_out(card, held, doubts)
-    gtt, gtt_free = _gtt(card, box, held, doubts)
-    if private is None and gtt is None:
+    if share is None:
         return device
-    own = private or 0
-    room = own + (gtt_free or 0) - floor
-    made_of = f"{mib(own)} carve-out + {mib(gtt_free or 0)} pinned of the host (GTT)"
-    if host.ceiling_bytes is not None and own + host.ceiling_bytes < room:
-        room = own + host.ceiling_bytes
-        made_of = f"{mib(own)} carve-out + {mib(host.ceiling_bytes)} that the host can give"
-    elif floor:
-        made_of += f" - {mib(floor)} floor"
-    if host.ceiling_bytes is None and gtt is not None:
-        what = "how much memory the host has is not known; GTT is a bound on what may be pinned, not a promise"
-        doubts.append(Doubt(label(card), what, f"all of GTT: {mib(gtt_free or 0)}"))
-    _two_pools(card, box, own, gtt, doubts)
-    room = max(0, room)
     return replace(
         device,
-        free_bytes=_carve_free(card),
-        gtt_bytes=gtt,
-        ceiling_bytes=room,
-        private_bytes=min(own, room),
-        made_of=made_of,
-    )
-
-
-def _carve_free(card: Card) -> int | None:
-    if card.free_bytes is not None or card.total_bytes is None or card.used_bytes is None:
-        return card.free_bytes
-    return card.total_bytes - card.used_bytes
-
-
-def _carve_out(card: Card, held: int, doubts: list[Doubt]) -> int | None:
-    """What others leave of the carve-out. What homeserve holds counts as given back only where it cannot be GTT."""
-    if card.total_bytes is None:
-        return None
-    free = _carve_free(card)
-    if free is None:
-        doubts.append(Doubt(label(card), "how much of its carve-out is in use is not known", "nothing"))
-        return card.total_bytes
-    return min(card.total_bytes, free + max(0, held - (card.gtt_used_bytes or 0)))
-
-
-def _gtt(card: Card, box: Box, held: int, doubts: list[Doubt]) -> tuple[int | None, int | None]:
-    """(GTT, what others leave of it) of an AMD device; (None, None) where nothing tells."""
-    ram = None if box.memory is None else box.memory.total_bytes or box.memory.limit_bytes
-    total = card.gtt_total_bytes
-    if total is None:
-        if ram is None:
-            what = "neither the host's memory nor how much of it may be pinned (GTT) is known"
-            taken = "its own memory is not known either: nothing" if card.total_bytes is None else "the carve-out alone"
-            doubts.append(Doubt(label(card), what, taken))
-            return None, None
-        total, rule = _default_gtt(card, ram, box.kernel)
-        what = f"how much of the host's memory may be pinned (GTT) is not said; {rule}"
-        doubts.append(Doubt(label(card), what, mib(total)))
-    elif ram is not None and total > ram:
-        what = f"GTT allows {mib(total)} to be pinned, more than the {mib(ram)} of memory that the host has"
-        doubts.append(Doubt(label(card), what, mib(ram)))
-        total = ram
-    if card.gtt_used_bytes is None:
-        return total, total
-    others = max(0, card.gtt_used_bytes - max(0, held - (card.used_bytes or 0)))
-    return total, max(0, total - others)
-
-
-def _default_gtt(card: Card, ram: int, kernel: str | None) -> tuple[int, str]:
-    """amdgpu's own default: before Linux 6.0 min(max(3 GiB, VRAM), 3/4 RAM), since then max(3 GiB, RAM/2)."""
-    version = _version(kernel)
-    if version is not None and version < (6, 0):
-        size = min(max(3 * GIB, card.total_bytes or 0), ram * 3 // 4)
-        return size, f"before Linux 6.0 it is the carve-out or 3 GiB, and at most 3/4 of {mib(ram)}"
-    return min(ram, max(3 * GIB, ram // 2)), f"by default it is half of {mib(ram)}, at least 3 GiB"
-
-
-def _two_pools(card: Card, box: Box, private: int, gtt: int | None, doubts: list[Doubt]) -> None:
-    """Since Linux 6.10 compute programs are given one of the two pools (apu_prefer_gtt): both numbers are shown."""
-    version = _version(box.kernel)
-    if version is None or version < (6, 10) or gtt is None or card.total_bytes is None:
-        return
-    one = f"the carve-out of {mib(card.total_bytes)}" if card.total_bytes >= gtt else f"GTT of {mib(gtt)}"
-    what = (
-        f"carve-out {mib(card.total_bytes)}, GTT {mib(gtt)}: since Linux 6.10 what a program asks for as device memory "
-        f"comes from one of them, here from {one}"
-    )
-    doubts.append(Doubt(label(card), what, "both: the rest is asked for as pinned host memory"))
-
-
-def _version(kernel: str | None) -> tuple[int, int] | None:
-    match = re.match(r"(\d{1,4})\.(\d{1,4})", kernel or "")
-    return (int(match[1]), int(match[2])) if match else None
-
-
-def _all_shared(index: int, card: Card, host: Device, floor_bytes: int | None, doubts: list[Doubt]) -> Device:
-    """A unified device without carve-out and GTT: all it has is the host's. The driver's total is no second pool."""
-    floor = DEFAULT_CARD_FLOOR if floor_bytes is None else floor_bytes
-    device = _device(index, card, "uma", floor)
-    if host.ceiling_bytes is None:
-        return device
-    # The host's own floor is a part of this device's, not one more.
-    room = min(host.ceiling_bytes, max(0, host.ceiling_bytes + host.floor_bytes - floor))
-    what = "it computes in the host's memory, and allocations have failed while that much was said to be available"
-    doubts.append(Doubt(label(card), what, f"{mib(floor)} of it stay free"))
-    if card.total_bytes is not None:
-        room = min(room, card.total_bytes)
-    return replace(
-        device, ceiling_bytes=room, made_of=f"{mib(room + floor)} that the host can give - {mib(floor)} floor"
+        free_bytes=free_carve_out(card),
+        gtt_bytes=share.gtt_bytes,
+        ceiling_bytes=share.ceiling_bytes,
+        private_bytes=share.private_bytes,
+        made_of=share.made_of,
     )
 
 
