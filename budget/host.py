@@ -75,13 +75,13 @@ def examine_memory(tree: Tree) -> MemoryFacts:
 
 
 def read_cpu(root: str | Path = "/", allowed: Iterable[int] | None = None) -> CpuFacts:
-    """`allowed` are the hardware threads that the scheduler lets this process use; None asks the kernel."""
+    """`allowed` are the hardware threads that the scheduler lets this process use; None asks the system."""
     return examine_cpu(Tree(root), allowed)
 
 
 def examine_cpu(tree: Tree, allowed: Iterable[int] | None = None) -> CpuFacts:
     """As `read_cpu`; what could not be read is added to `tree.doubts`."""
-    threads = allowed_threads() if allowed is None else tuple(allowed)
+    threads = _allowed(tree) if allowed is None else tuple(allowed)
     info = tree.text("proc/cpuinfo") or ""
     logical = len(re.findall(r"^processor\s*:", info, re.M)) or len(threads)
     usable, source = len(threads), "affinity" if len(threads) < logical else "processors"
@@ -372,6 +372,15 @@ def _first_of_each_core(threads: Iterable[int], tree: Tree) -> tuple[int, ...]:
         siblings = tree.line(f"sys/devices/system/cpu/cpu{thread}/topology/thread_siblings_list")
         first.setdefault(siblings or f"thread {thread}", thread)
     return tuple(first.values())
+
+
+def _allowed(tree: Tree) -> tuple[int, ...]:
+    """The threads that this process may use; of a recorded tree those that the recording process might, or all."""
+    if tree.live:
+        return allowed_threads()
+    status = re.search(r"^Cpus_allowed_list:\s*(\S+)", tree.text("proc/self/status") or "", re.M)
+    there = {int(n) for n in re.findall(r"^processor\s*:\s*([0-9]{1,5})\s*$", tree.text("proc/cpuinfo") or "", re.M)}
+    return tuple(sorted(_cpu_list(status.group(1)) & there if status and there else there))
 
 
 def _numa_nodes(threads: Iterable[int], tree: Tree) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 from budget.facts import Doubt
 
 _FILE_LIMIT_BYTES = 1 << 22
+_PIECE_BYTES = 1 << 16
 _NAMES_LIMIT = 4096
 _LARGEST = 1 << 64
 """No file of the kernel holds a larger number."""
@@ -36,8 +37,7 @@ class Tree:
     def text(self, name: str) -> str | None:
         """A small file's text without NUL bytes; None where it is not there or cannot be read."""
         try:
-            with open(self.path(name), encoding="utf-8", errors="replace", opener=_open) as file:
-                return file.read(_FILE_LIMIT_BYTES).replace("\0", "")
+            return _bytes(self.path(name)).decode("utf-8", "replace").replace("\0", "")
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR):
                 self.doubt(name, f"cannot be read: {error.strerror or error}", "unknown")
@@ -113,10 +113,16 @@ def clip(text: str, length: int = 40) -> str:
     return repr(flat if len(flat) <= length else flat[: length - 3] + "...")
 
 
-def _open(path: str, flags: int) -> int:
-    """Opens regular files only, and does not wait: in a recorded tree a pipe or a device may lie in a file's place."""
-    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+def _bytes(path: Path) -> bytes:
+    """A regular file's first bytes. It does not wait: in a recorded tree a pipe may lie in a file's place. And it reads
+    in small pieces: the kernel refuses to fill a large buffer from some files of /proc/sys."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "no regular file", str(path))
+        found = b""
+        while len(found) < _FILE_LIMIT_BYTES and (piece := os.read(descriptor, _PIECE_BYTES)):
+            found += piece
+        return found
+    finally:
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "no regular file", path)
-    return descriptor
