@@ -195,6 +195,15 @@ class Fleet:
         """Names of the shared memory that the fleet holds now."""
         return self._life.memory_names() if self._life is not None else []
 
+    def regions(self) -> list[tuple[int, int, tuple[tuple[str, int, int], ...]]]:
+        """(rank, pid, regions) of each worker that is up and has loaded; a region is (ledger line, address, bytes)."""
+        held = self._life.ranks if self._life is not None else []
+        return [
+            (rank.rank, rank.pid, rank.facts.regions)
+            for rank in held
+            if rank.pid is not None and rank.facts is not None
+        ]
+
     def _rank_status(self, rank: int, held: RankProcess | None) -> RankStatus:
         facts = held.facts if held is not None else None
         alive = held is not None and held.process is not None and held.process.returncode is None

@@ -15,6 +15,7 @@ from homeserve.server.edge import edge, headers_of_every_answer
 from homeserve.server.gate import SPARE, Gate, connections_limit, raise_file_limit
 from homeserve.server.health import get_health, get_metrics, get_ready, get_version
 from homeserve.server.keys import KeyRing
+from homeserve.server.memory import get_budget, get_corridor
 from homeserve.server.openai import get_model, get_models, post_chat_completions, post_completions
 from homeserve.server.page import FILES, Page
 from homeserve.server.parts import PARTS, Parts
@@ -54,6 +55,8 @@ def build_application(context: ServerContext) -> web.Application:
     add.add_get("/version", get_version)
     add.add_get("/v1/homeserve/status", get_status)
     add.add_get("/v1/homeserve/census", get_census)
+    add.add_get("/v1/homeserve/budget", get_budget)
+    add.add_get("/v1/homeserve/corridor", get_corridor)
     page = Page()
     for path in FILES:
         add.add_get(path, page.get)

@@ -13,8 +13,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from homeserve.corridor import CorridorSampler
     from homeserve.engine.engine import Engine
     from homeserve.fleet import Fleet
+    from homeserve.measure import MeasuredBudget
     from homeserve.settings import Settings
     from homeserve.text.templates import TemplateHost
     from homeserve.text.tokenizer import Tokenizer
@@ -66,3 +68,5 @@ class ServerContext:
     templates: TemplateHost | None = None
     model: ModelInfo | None = None
     fleet: Fleet | None = None
+    budget: MeasuredBudget | None = None
+    corridor: CorridorSampler | None = None

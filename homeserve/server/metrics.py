@@ -50,6 +50,8 @@ class Reading:
     engine: EngineSnapshot | None = None
     restarts: tuple[tuple[int, int], ...] = ()
     """(rank, restarts)"""
+    free: tuple[tuple[int, int], ...] = ()
+    """(device, least free bytes since the start)"""
 
 
 @dataclass
@@ -84,7 +86,7 @@ class _Collector:
         self._reading = reading
 
     def collect(self) -> Iterator[Metric]:
-        from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         metrics = self._metrics
         for name, text, histogram in (
@@ -100,6 +102,11 @@ class _Collector:
         for rank, count in self._reading.restarts:
             restarts.add_metric([str(rank)], count)
         yield restarts
+        name, text = "homeserve_corridor_min_free_bytes", "Least free memory of a device since the start"
+        least = GaugeMetricFamily(name, text, labels=["device"])
+        for device, size in self._reading.free:
+            least.add_metric([str(device)], size)
+        yield least
         if self._reading.engine is not None:
             yield from _engine_metrics(self._reading.engine)
 

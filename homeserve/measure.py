@@ -1,0 +1,354 @@
+"""What the running server really holds, line by line: the other column of the budget.
+
+A number here is read, never the difference of two others. A line of a program is a mapping of its own in the worker
+(`backends.base.MemoryRegion`), found in /proc/PID/smaps by its address; what is resident of it is the line. A process
+is the sum of the mappings that no line owns, told by what they are:
+
+    heap         the C library's first heap                    anonymous    its other arenas, Python's objects, threads
+    stacks       of the first thread                           libraries    the interpreter, libraries, files: by share
+    rings        shared memory: counted once, as the plan log  model file   page cache: reported, not counted
+
+Pages of libraries that several processes map are counted by share (Pss), so our processes together count each once.
+Mapped pages of the model's file are cache that the kernel takes back before anybody lacks memory; they are a line
+beside the ledger. Memory of the plan log is held from its creation on, touched or not: its blocks are counted.
+
+The control group's own count is a second witness, where nobody else is in the group. It knows more than smaps (page
+tables, sockets) and counts the files that we were the first to read, so the two need not agree to the MiB.
+
+A line that cannot be read says so: its bytes and its `how` are None. Elsewhere than on Linux that is every line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from budget.facts import MIB
+from budget.host import own_group
+from budget.host_lines import ENGINE_PROCESS, MODEL_FILE, PLAN_LOG, TEMPLATE_PROCESS, WORKER_PROCESSES
+from budget.ledger import PIPELINE, Line
+
+SMAPS_BYTES_MAX = 64 << 20
+"""A process of ours has some hundred mappings of less than a KiB of text each."""
+FRESH_S = 1.0
+"""A measurement this old is given again: reading all page tables takes the kernel a while."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """`bytes` of a process's address space from `address`: ledger line `line`."""
+
+    line: str
+    address: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A rank's process. `device` is where its regions count; without regions its lines cannot be told apart."""
+
+    pid: int
+    device: int
+    regions: tuple[Region, ...]
+
+
+@dataclass(frozen=True)
+class Members:
+    """What belongs to this server. `host` is the number of the CPU among the budget's devices."""
+
+    host: int
+    engine: int
+    workers: tuple[Worker, ...]
+    template: int | None = None
+    segments: tuple[Path, ...] = ()
+    """Files of the shared memory that the plan log and the report rings lie in."""
+    model_files: Collection[str] = field(default_factory=frozenset)
+    """Real paths."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is held of one line. None: it cannot be measured here."""
+
+    device: int
+    line: str
+    bytes: int | None
+    how: str | None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """All lines, and two witnesses of their sum: `smaps_bytes` over all processes, `group_bytes` of the control group.
+    `group_why` says where the second was read, or why it was not."""
+
+    lines: tuple[Measured, ...]
+    smaps_bytes: int | None
+    group_bytes: int | None
+    group_why: str
+
+
+@dataclass(frozen=True)
+class Area:
+    """One mapping of a process. `share` counts a page that n processes map as a page / n."""
+
+    start: int
+    end: int
+    name: str
+    resident: int
+    share: int
+
+
+def measure(members: Members, root: str | Path = "/") -> Measurement:
+    """Read it all now. Takes some 20 ms, more with many small pages: call it in a thread."""
+    if sys.platform != "linux" and str(root) == "/":
+        return _nothing(members)
+    pids = (members.engine, *(worker.pid for worker in members.workers))
+    pids += () if members.template is None else (members.template,)
+    areas = {pid: _areas(pid, root) for pid in pids}
+    lines = [*_region_lines(members, areas), *_process_lines(members, areas)]
+    log_bytes = _allocated(members.segments)
+    lines.append(_line(members.host, PLAN_LOG, log_bytes, "blocks of the shared memory's files"))
+    lines.append(_model_line(members, areas))
+    group_bytes, group_why = _group(members, root)
+    return Measurement(tuple(lines), _total(members, areas, log_bytes), group_bytes, group_why)
+
+
+def compare(lines: Sequence[Line], measured: Measurement, moment: str = PIPELINE) -> list[dict[str, Any]]:
+    """Predicted against measured: a row for each line that is held at `moment`, and what is measured beside them."""
+    predicted: dict[tuple[int, str], int] = {}
+    for line in lines:
+        if moment in line.held:
+            key = line.device, line.name
+            predicted[key] = predicted.get(key, 0) + line.bytes
+    found = {(each.device, each.line): each for each in measured.lines}
+    rows = []
+    for device, name in (*predicted, *(key for key in found if key not in predicted)):
+        known = found.get((device, name))
+        rows.append(
+            {
+                "device": device,
+                "line": name,
+                "predicted_mib": _mib(predicted.get((device, name))),
+                "measured_mib": None if known is None else _mib(known.bytes),
+                "how": None if known is None else known.how,
+            }
+        )
+    return rows
+
+
+class MeasuredBudget:
+    """The body of `/v1/homeserve/budget`: the plan's document as it was made before the load, and what is held now."""
+
+    def __init__(
+        self,
+        document: Mapping[str, Any],
+        lines: Sequence[Line],
+        members: Callable[[], Members],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._document = dict(document)
+        self._lines = tuple(lines)
+        self._members = members
+        self._clock = clock
+        self._turn = asyncio.Lock()
+        self._body: dict[str, Any] = {}
+        self._read_at: float | None = None
+
+    async def as_json(self) -> dict[str, Any]:
+        """Measured at most `FRESH_S` ago."""
+        async with self._turn:
+            if self._read_at is None or self._clock() - self._read_at >= FRESH_S:
+                found = await asyncio.to_thread(measure, self._members())
+                self._body = self._document | {
+                    "measured": compare(self._lines, found),
+                    "measured_total": {
+                        "predicted_mib": _mib(sum(each.bytes for each in self._lines if PIPELINE in each.held)),
+                        "smaps_mib": _mib(found.smaps_bytes),
+                        "cgroup_mib": _mib(found.group_bytes),
+                        "cgroup_how": found.group_why,
+                    },
+                }
+                self._read_at = self._clock()
+            return self._body
+
+
+def parse_smaps(lines: Iterable[str]) -> tuple[Area, ...]:
+    """The mappings of one process. What is not understood is left out: a kernel may add fields."""
+    found: list[Area] = []
+    head: tuple[int, int, str] | None = None
+    sizes: dict[str, int] = {}
+
+    def close() -> None:
+        if head is not None:
+            found.append(Area(*head, sizes.get("Rss", 0), sizes.get("Pss", 0)))
+
+    for line in lines:
+        if line[:1] in "0123456789abcdef" and line[:1]:  # names of fields begin with a capital
+            close()
+            sizes.clear()
+            head = _head(line)
+        elif line.startswith(("Rss:", "Pss:")):
+            name, _, value = line.partition(":")
+            sizes[name] = _kilobytes(value)
+    close()
+    return tuple(found)
+
+
+# --------------------------------------------------------------------------------------------------------------- lines
+
+
+def _region_lines(members: Members, areas: Mapping[int, tuple[Area, ...] | None]) -> list[Measured]:
+    """Of each device and line: what is resident in its regions, over all workers of the device."""
+    sums: dict[tuple[int, str], int | None] = {}
+    for worker in members.workers:
+        known = areas[worker.pid]
+        for region in worker.regions:
+            key = worker.device, region.line
+            resident = None if known is None else _resident(known, region)
+            before = sums.get(key, 0)
+            sums[key] = None if resident is None or before is None else before + resident
+    return [_line(device, name, size, "smaps, by address") for (device, name), size in sums.items()]
+
+
+def _process_lines(members: Members, areas: Mapping[int, tuple[Area, ...] | None]) -> list[Measured]:
+    engine = _process(ENGINE_PROCESS, members, [(members.engine, ())], areas)
+    told = all(worker.regions for worker in members.workers)
+    workers = [(worker.pid, worker.regions) for worker in members.workers]
+    worker = _process(WORKER_PROCESSES, members, workers if told else [], areas)
+    if members.template is None:
+        template = Measured(members.host, TEMPLATE_PROCESS, 0, "there is none")
+    else:
+        template = _process(TEMPLATE_PROCESS, members, [(members.template, ())], areas)
+    return [engine, worker, template]
+
+
+def _process(
+    name: str,
+    members: Members,
+    parts: Sequence[tuple[int, tuple[Region, ...]]],
+    areas: Mapping[int, tuple[Area, ...] | None],
+) -> Measured:
+    """The sum over what no other line owns, by kind."""
+    kinds: dict[str, int] = {}
+    for pid, regions in parts:
+        known = areas[pid]
+        if known is None:
+            return Measured(members.host, name, None, None)
+        for area in known:
+            kind = _kind(area, members)
+            if kind not in (PLAN_LOG, MODEL_FILE) and not any(_inside(area, region) for region in regions):
+                kinds[kind] = kinds.get(kind, 0) + area.share
+    if not parts:
+        return Measured(members.host, name, None, None)
+    words = ", ".join(f"{kind} {size / MIB:.1f}" for kind, size in sorted(kinds.items(), key=lambda pair: -pair[1]))
+    return Measured(members.host, name, sum(kinds.values()), f"smaps: {words} MiB")
+
+
+def _model_line(members: Members, areas: Mapping[int, tuple[Area, ...] | None]) -> Measured:
+    """The page cache that our mappings of the model's files reach now."""
+    known = [area for of_process in areas.values() for area in of_process or ()]
+    if any(of_process is None for of_process in areas.values()):
+        return Measured(members.host, MODEL_FILE, None, None)
+    size = sum(area.share for area in known if _kind(area, members) == MODEL_FILE)
+    return Measured(members.host, MODEL_FILE, size, "smaps, by file; the kernel takes it back when it needs to")
+
+
+def _total(members: Members, areas: Mapping[int, tuple[Area, ...] | None], log_bytes: int | None) -> int | None:
+    """Everything that is mapped anywhere, but for page cache of the model."""
+    if log_bytes is None or any(of_process is None for of_process in areas.values()):
+        return None
+    held = (area for of_process in areas.values() for area in of_process or ())
+    return log_bytes + sum(area.share for area in held if _kind(area, members) not in (PLAN_LOG, MODEL_FILE))
+
+
+def _group(members: Members, root: str | Path) -> tuple[int | None, str]:
+    group = own_group(root)
+    if group is None:
+        return None, "there is no control group that counts memory"
+    ours = {members.engine, members.template, *(worker.pid for worker in members.workers)}
+    strangers = len(group.pids - ours)
+    if strangers:
+        return None, f"{group.folder} counts {strangers} other processes as well"
+    return group.held_bytes, f"{group.folder}, without inactive_file"
+
+
+def _nothing(members: Members) -> Measurement:
+    names = (ENGINE_PROCESS, WORKER_PROCESSES, TEMPLATE_PROCESS, PLAN_LOG)
+    lines = tuple(Measured(members.host, name, None, None) for name in names)
+    return Measurement(lines, None, None, "only Linux tells what a process holds of what")
+
+
+def _line(device: int, name: str, size: int | None, how: str) -> Measured:
+    return Measured(device, name, size, None if size is None else how)
+
+
+# --------------------------------------------------------------------------------------------------------------- smaps
+
+
+def _areas(pid: int, root: str | Path) -> tuple[Area, ...] | None:
+    """None where the process is gone, or the kernel does not tell."""
+    try:
+        with open(Path(root) / f"proc/{pid}/smaps", encoding="utf-8", errors="replace") as file:
+            text = file.read(SMAPS_BYTES_MAX)
+    except OSError:
+        return None
+    return parse_smaps(text.splitlines()) or None
+
+
+def _head(line: str) -> tuple[int, int, str] | None:
+    """Start, end and name of a mapping's first line: `start-end perms offset device inode   name`."""
+    words = line.split(None, 5)
+    start, _, end = words[0].partition("-")
+    try:
+        return int(start, 16), int(end, 16), words[5].strip() if len(words) > 5 else ""
+    except ValueError:
+        return None
+
+
+def _kilobytes(value: str) -> int:
+    words = value.split()
+    return int(words[0]) * 1024 if words and words[0].isdecimal() else 0
+
+
+def _resident(areas: Iterable[Area], region: Region) -> int | None:
+    """What is resident of a region; None where no mapping lies in it."""
+    inside = [area.resident for area in areas if _inside(area, region)]
+    return sum(inside) if inside else None
+
+
+def _inside(area: Area, region: Region) -> bool:
+    """The mapping begins in the region. (It may end behind it: mappings are whole pages.)"""
+    return region.address <= area.start < region.address + region.bytes
+
+
+def _kind(area: Area, members: Members) -> str:
+    name = area.name.removesuffix(" (deleted)")
+    if name in members.model_files:
+        return MODEL_FILE
+    if any(name == str(path) for path in members.segments):
+        return PLAN_LOG
+    if name == "[heap]":
+        return "heap"
+    if name.startswith("[stack"):
+        return "stacks"
+    if not name or name.startswith("[anon"):
+        return "anonymous"
+    return "libraries"
+
+
+def _allocated(files: Iterable[Path]) -> int | None:
+    """Bytes that the files take where they lie (in memory, for shared memory); None if one cannot be looked at."""
+    try:
+        return sum(os.stat(path).st_blocks * 512 for path in files)
+    except OSError:
+        return None
+
+
+def _mib(count: int | None) -> float | None:
+    return None if count is None else round(count / MIB, 2)
