@@ -1,11 +1,12 @@
 """What to change: for a plan, which setting gives how much more; for a refusal, the nearest wish that fits.
 
-Nothing here estimates. Every advice is the difference between two plans, made by the same planner from the same box, and
-every nearest wish has been planned before it is told: whoever asks again with those settings gets what was promised.
+Nothing here estimates. Every advice is the difference between two plans, made by the same planner from the same box,
+and every nearest wish has been planned before it is told: whoever asks again with those settings gets what was
+promised.
 
-The nearest wish keeps as much as it can, in this order: what was asked for with smaller KV rows or fewer requests at once;
-other devices and layouts than those that were insisted on; a shorter context; a smaller quantisation of the same model; the
-host memory that a profile does not tell; and at the end the small default model, which fits almost anywhere.
+The nearest wish keeps as much as it can, in this order: what was asked for with smaller KV rows or fewer requests at
+once; other devices and layouts than those that were insisted on; a shorter context; a smaller quantisation of the same
+model; the host memory that a profile does not tell; and at the end the small default model, which fits almost anywhere.
 
 Pure.
 """
@@ -14,13 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from budget.ceilings import ceilings
 from budget.facts import GIB, KV_BITS, MIB, Box, Doubt, MemoryFacts, ModelShape
 from budget.ledger import FLIP
 from budget.plan import Advice, Plan, Refusal, Unknown, plan
-from budget.quants import QUANTS, requantised
+from budget.quants import LADDER, bits_per_weight
 from budget.question import settings_of
+from budget.shape import requantised
 from budget.wish import DEFAULT_CARD_FLOOR, Wish
 
 Outcome = Plan | Refusal | Unknown
@@ -44,12 +47,26 @@ _COSTS = {
 
 @dataclass(frozen=True)
 class Subject:
-    """What is asked about: a model on a box. `fallback` is the default model's shape, for when nothing else fits."""
+    """What is asked about: a model on a box.
+
+    `fallback` is the default model's shape, for when nothing else fits; `held` what homeserve itself holds now, by
+    device id. `cpu_kv_types` are the KV types that the CPU backend has (None: all): nothing else is advised for a plan
+    on the CPU.
+    `file_fixed`: the model is a file that is about to be loaded, so another quantisation is no answer.
+    """
 
     box: Box
     shape: ModelShape
     fallback: ModelShape | None = None
     held: Mapping[str, int] | None = None
+    cpu_kv_types: frozenset[str] | None = None
+    file_fixed: bool = False
+
+    def has(self, made: Plan, settings: Mapping[str, str | int]) -> bool:
+        """Whether the backends of `made` have what `settings` ask for."""
+        on_cpu = any(made.ceilings.devices[rank].kind == "cpu" for rank in made.ranks)
+        kv_type = str(settings.get("kv_type", ""))
+        return not (kv_type and on_cpu and self.cpu_kv_types is not None and kv_type not in self.cpu_kv_types)
 
 
 def answer(subject: Subject, wish: Wish, *, advise: bool = True) -> Outcome:
@@ -91,28 +108,39 @@ def with_memory(box: Box, total_bytes: int) -> Box:
 
 
 def _with_setting(wish: Wish, name: str, value: str | int) -> Wish:
+    change: dict[str, Any]
     match name:
         case "max_running":
-            return replace(wish, running=int(value))
+            change = {"running": int(value)}
         case "floor_mib":
-            return replace(wish, floor_bytes=int(value) * MIB)
+            change = {"floor_bytes": int(value) * MIB}
         case "draft" | "vision":
-            return replace(wish, **{name: value not in ("off", "no", "false")})
+            change = {name: value not in ("off", "no", "false")}
         case "devices" | "weight_vector" | "token_vector" | "pipeline_ratio":
             if value != "auto":
                 raise ValueError(f"{name} is only ever set back to auto")
-            return replace(wish, **{name: ()})
+            change = {name: ()}
         case "cpu_moe":
-            return replace(wish, cpu_moe={"auto": -1, "off": 0}.get(str(value), -2) if isinstance(value, str) else value)
+            change = {name: {"auto": -1, "off": 0}.get(str(value), value)}
         case "context" | "kv_tokens" | "chunk":
-            return replace(wish, **{name: int(value)})
+            change = {name: int(value)}
         case _:
-            return replace(wish, **{name: str(value)})
+            change = {name: str(value)}
+    return replace(wish, **change)
 
 
 def _planned(subject: Subject, wish: Wish) -> Outcome:
-    named = frozenset(wish.devices)
-    return plan(ceilings(subject.box, wish.floor_bytes, subject.held or {}, named=named), subject.shape, wish)
+    held = subject.held or {}
+    return plan(ceilings(subject.box, wish.floor_bytes, held, named_cards(subject.box, wish)), subject.shape, wish)
+
+
+def named_cards(box: Box, wish: Wish) -> frozenset[str]:
+    """Ids of the cards that `--devices` names, by id or as the N-th of their kind."""
+    found = set(wish.devices)
+    for word, vendor in (("cuda", "nvidia"), ("rocm", "amd")):
+        of_kind = [card.id for card in box.cards if card.vendor == vendor]
+        found |= {card for n, card in enumerate(of_kind) if {f"{word}:{n}", *([word] if n == 0 else [])} & found}
+    return frozenset(found)
 
 
 # ------------------------------------------------------------------------------------------------------------- advice
@@ -123,14 +151,16 @@ def _advice(subject: Subject, made: Plan) -> Iterable[Advice]:
     found = []
     for settings in _changes(subject, made):
         other = _planned(*changed(subject, made.wish, settings))
-        if not isinstance(other, Plan):
+        if not isinstance(other, Plan) or not subject.has(other, settings):
             continue
         full = made.context >= made.shape.context
         gain = other.kv_tokens - made.kv_tokens if full else other.context - made.context
         if gain >= max(_LEAST_GAIN, (made.kv_tokens if full else made.context) // 100):
             costs = "; ".join(_COSTS[name] for name in settings)
             found.append(Advice(settings, gain, costs, "pool" if full else "context"))
-    return sorted(found, key=lambda advice: -advice.gain_tokens)[:ADVICE_AT_MOST]
+    # Of two that give the same, the first one asks for less.
+    best = {advice.gain_tokens: advice for advice in reversed(found)}
+    return sorted(best.values(), key=lambda advice: -advice.gain_tokens)[:ADVICE_AT_MOST]
 
 
 def _changes(subject: Subject, made: Plan) -> Iterable[Settings]:
@@ -153,15 +183,14 @@ def _changes(subject: Subject, made: Plan) -> Iterable[Settings]:
         yield {"draft": "off"}
     if any(FLIP in line.held for line in made.lines) and len(made.layouts) > 1:
         yield {"flip": "off"}
-    smaller = smaller_quants(made.shape)
-    if smaller:
-        yield {"quant": smaller[0]}
+    for quant in [] if subject.file_fixed else smaller_quants(made.shape)[:1]:
+        yield {"quant": quant}
 
 
 def smaller_quants(shape: ModelShape) -> list[str]:
-    """The names of the ladder under which the model would be smaller, the largest first."""
-    sizes = {name: requantised(shape, name).weights_bytes for name in QUANTS}
-    return [name for name in sorted(sizes, key=lambda name: -sizes[name]) if sizes[name] < 0.95 * shape.weights_bytes]
+    """The steps of the ladder under which the model would be clearly smaller, the largest first."""
+    now = bits_per_weight(shape.quant)
+    return [name for name in LADDER if now is None or (bits_per_weight(name) or now) < 0.95 * now]
 
 
 # ------------------------------------------------------------------------------------------------------ nearest wish
@@ -172,7 +201,7 @@ def _nearest(subject: Subject, wish: Wish) -> tuple[Settings, str] | None:
     for settings, text in _ladder(subject, wish):
         other, asked = changed(subject, wish, settings)
         outcome = _planned(other, asked)
-        if isinstance(outcome, Plan):
+        if isinstance(outcome, Plan) and subject.has(outcome, settings):
             told = {**settings_of(asked), **{name: settings[name] for name in _BESIDE if name in settings}}
             told["context"] = outcome.context
             told["max_running"] = outcome.running
@@ -203,6 +232,8 @@ def _ladder(subject: Subject, wish: Wish) -> Iterable[tuple[Settings, str]]:
         yield shorter, "with a shorter context"
         yield {**shorter, **small}, "with a shorter context and KV rows of q8_0"
     yield {**free, **shorter, **least}, "with everything at its smallest"
+    if subject.file_fixed:
+        return
     for quant in smaller_quants(subject.shape):
         yield {**free, **shorter, "quant": quant}, f"as {quant}"
     for quant in smaller_quants(subject.shape)[-1:]:

@@ -26,7 +26,7 @@ KV_BITS: Mapping[str, float] = {"f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 
 
 @dataclass(frozen=True)
 class Doubt:
-    """What could not be known or cannot be believed: where it was read, what is wrong with it, what was taken instead."""
+    """What could not be known or cannot be believed: where it was read, what is wrong with it, what was taken."""
 
     where: str
     what: str
@@ -100,9 +100,9 @@ class Card:
     """A graphics device as the probe saw it. Never identified by its index: cards are renumbered.
 
     `unified` says that it computes in system memory: then `total_bytes` is only the firmware's carve-out, and
-    `gtt_total_bytes` bounds what it may pin of the host's memory. `used_bytes` is what others hold, `reserved_bytes` (which
-    is not part of it) what the driver never hands out. `visible_bytes` is the part of an AMD card's memory that the host
-    can map (its BAR 0); on NVIDIA cards `bar1_*` is the aperture.
+    `gtt_total_bytes` bounds what it may pin of the host's memory. `used_bytes` is what others hold, `reserved_bytes`
+    (which is not part of it) what the driver never hands out. `visible_bytes` is the part of an AMD card's memory that
+    the host can map (its BAR 0); on NVIDIA cards `bar1_*` is the aperture.
     """
 
     vendor: str

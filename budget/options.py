@@ -3,8 +3,9 @@
     cards alone        both layouts with a flip, where host memory can hold the image; else the faster one of them
     with the host      a CPU rank takes the first layers; or routed experts lie on the CPU; or the CPU does everything
 
-A later group is slower than an earlier one, so it is looked at only where the earlier one leaves less than a comfortable
-pool. Cards that are much smaller or slower than the best are left out: every layer waits for the slowest rank.
+A later group is slower than an earlier one, so it is looked at only where the earlier one leaves less than a
+comfortable pool. Cards that are much smaller or slower than the best are left out: every layer waits for the slowest
+rank.
 
 Pure.
 """

@@ -7,21 +7,22 @@
 
 Pipeline layout: rank k holds its layers at full width, the last rank also the final norm, the head and the drafting
 block; KV rows of its attention layers for *all* tokens; full-width states of its recurrent layers. Embedding rows come
-from the host's copy. Tensor layout: every rank holds a share of every layer by the weight vector, and the KV rows of its
-tokens, of all layers, by the token vector; states by heads, like the weights.
+from the host's copy. Tensor layout: every rank holds a share of every layer by the weight vector, and the KV rows of
+its tokens, of all layers, by the token vector; states by heads, like the weights.
 
-A rank's weights lie in one arena, as large as the larger layout needs: the other layout's bytes come from an image in host
-memory. Where both layouts fit at once nothing needs to be refilled, and there is no image. Exactly one layout's KV pool
-holds physical pages (`Wish.exclusive`): at boot and in a flip that is at most the larger of the two.
+A rank's weights lie in one arena, as large as the larger layout needs: the other layout's bytes come from an image in
+host memory. Where both layouts fit at once nothing needs to be refilled, and there is no image. Exactly one layout's KV
+pool holds physical pages (`Wish.exclusive`): at boot and in a flip that is at most the larger of the two.
 
 Pure.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from budget import host_lines
 from budget.ceilings import Ceilings, Device
@@ -45,14 +46,15 @@ TRANSIT_BYTES = 1024 * MIB
 VERIFY_BYTES_PER_REQUEST = 4 * MIB
 """Inputs of the recurrent layers that a verify keeps until acceptance is known."""
 
+LOGPROB_ROWS = 32
 _DEFAULT_RUNNING = 16
 _STATES_AT_MOST = 512 * MIB
 """Unasked, a model with large recurrent states runs so many requests that their states take about this (but four)."""
 
 
 def context_bytes(device: Device) -> int:
-    """A CUDA or HIP context: it grows with the number of compute units. 107, 256 and 555 MiB were measured on cards of 16,
-    24 and 96 GB; this line lies a little above them."""
+    """A CUDA or HIP context: it grows with the number of compute units. 107, 256 and 555 MiB were measured on cards of
+    16, 24 and 96 GB; this line lies near them."""
     return 128 * MIB + (device.total_bytes or 0) // 220
 
 
@@ -66,7 +68,8 @@ class Job:
     shape: ModelShape
     wish: Wish
     running: int
-    state_share: float = field(default=1.0)
+    memo: dict[tuple[object, ...], tuple[Share, ...]] = field(default_factory=dict, compare=False, repr=False)
+    """Shares that were computed: many options look at the same cut."""
 
     @cached_property
     def layers(self) -> tuple[LayerShape, ...]:
@@ -100,7 +103,8 @@ class Job:
 
     @property
     def logit_rows(self) -> int:
-        return self.wish.logit_rows or self.running
+        """Rows of a plan with logits: one of each request, and those whose log-probabilities `echo` asks for."""
+        return self.wish.logit_rows or self.running + LOGPROB_ROWS
 
     @property
     def embedding_bytes(self) -> int:
@@ -224,62 +228,74 @@ def ranges_of(counts: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 def pipeline_shares(job: Job, option: Option, cut: Cut) -> tuple[Share, ...]:
     """Of each rank in the pipeline layout."""
-    shares = []
-    last = len(option.ranks) - 1
-    for rank, (first, end) in enumerate(cut.ranges):
-        layers = list(job.layers[first:end])
-        extra = float(job.head_bytes + job.shape.other_bytes + job.drafting_bytes) if rank == last else 0.0
-        if option.host_only and rank == 0 and not job.shape.tied:
-            extra += job.embedding_bytes
-        on_host = range(min(option.expert_layers, end) - first) if option.expert_layers > first else range(0)
-        away = sum(layers[i].expert_bytes for i in on_host)
-        away_read = sum(layers[i].expert_bytes * layers[i].used_experts for i in on_host)
-        if rank == last:
-            layers += job.drafting
-        shares.append(
-            Share(
-                weights=sum(layer.bytes for layer in layers) - away + extra,
-                kv_row=sum(job.kv_row(layer) for layer in layers),
-                kv_fixed=sum(job.kv_windows(layer) + PAGE * job.kv_row(layer) for layer in layers),
-                state=sum(job.state(layer) for layer in layers) * job.running,
-                read=sum(layer.read_bytes for layer in job.layers[first:end])
-                - away_read
-                + (job.head_bytes if rank == last else 0),
-            )
+    key = (PIPELINE, cut.ranges, option.expert_layers, option.host_only)
+    if key not in job.memo:
+        last = len(cut.ranges) - 1
+        job.memo[key] = tuple(
+            _stack(job, option, range(*part), first=rank == 0, last=rank == last)
+            for rank, part in enumerate(cut.ranges)
         )
-    return tuple(shares)
+    return job.memo[key]
+
+
+def _stack(job: Job, option: Option, part: range, *, first: bool, last: bool) -> Share:
+    """What a rank holds of the layers `part`, at full width."""
+    weights = read = kv_row = kv_fixed = state = 0.0
+    for index in part:
+        layer = job.layers[index]
+        away = layer.expert_bytes if index < option.expert_layers else 0
+        weights += layer.bytes - away
+        read += layer.read_bytes - away * layer.used_experts
+        state += job.state(layer)
+    kept = [job.layers[index] for index in part]
+    if last:
+        weights += job.head_bytes + job.shape.other_bytes + job.drafting_bytes
+        weights += sum(layer.bytes for layer in job.drafting)
+        read += job.head_bytes
+        kept += job.drafting
+    if option.host_only and first and not job.shape.tied:
+        weights += job.embedding_bytes
+    kv_row = sum(job.kv_row(layer) for layer in kept)
+    kv_fixed = sum(job.kv_windows(layer) for layer in kept) + PAGE * kv_row
+    return Share(weights, kv_row=kv_row, kv_fixed=kv_fixed, state=state * job.running, read=read)
 
 
 def tensor_shares(job: Job, option: Option, shard: Shard) -> tuple[Share, ...]:
     """Of each rank in the tensor layout."""
-    count = len(option.ranks)
+    key = (TENSOR, shard.weights, shard.tokens, option.expert_layers)
+    if key not in job.memo:
+        job.memo[key] = _shards(job, option, shard)
+    return job.memo[key]
+
+
+def _shards(job: Job, option: Option, shard: Shard) -> tuple[Share, ...]:
+    count = len(shard.weights)
     weights, copies, reads, states = [0.0] * count, [0.0] * count, [0.0] * count, [0.0] * count
-    everything = (*job.layers, *job.drafting)
-    for index, layer in enumerate(everything):
-        mixer = _fractions(layer.mixer_units, shard.weights)
-        ffn = _fractions(layer.ffn_units, shard.weights)
-        split_kv = layer.kv is not None and layer.kv.heads >= sum(shard.weights) // max(1, min(shard.weights))
-        away = index < option.expert_layers
+    alike = Counter((layer, n < option.expert_layers, False) for n, layer in enumerate(job.layers))
+    alike.update((layer, False, True) for layer in job.drafting)
+    for (layer, away, drafting), times in alike.items():
+        mixer, ffn = _fractions(layer.mixer_units, shard.weights), _fractions(layer.ffn_units, shard.weights)
+        copied = layer.kv_bytes if layer.kv is not None and layer.kv.heads < count else 0
         experts = 0 if away else layer.expert_bytes
-        drafting = index >= len(job.layers)
         for rank in range(count):
-            projections = 0 if split_kv else layer.kv_bytes
-            own = (layer.mixer_bytes - projections) * mixer[rank] + (layer.ffn_bytes + experts) * ffn[rank]
-            weights[rank] += own + projections * mixer[rank]
-            copies[rank] += projections * (1 - mixer[rank])
-            states[rank] += job.state(layer) * mixer[rank] * job.running
+            own = layer.mixer_bytes * mixer[rank] + (layer.ffn_bytes + experts) * ffn[rank]
+            weights[rank] += times * own
+            copies[rank] += times * copied * (1 - mixer[rank])
+            states[rank] += times * job.state(layer) * mixer[rank] * job.running
             if not drafting:
-                reads[rank] += own + projections - experts * (1 - layer.used_experts) * ffn[rank]
+                unread = experts * (1 - layer.used_experts) * ffn[rank]
+                reads[rank] += times * (own + copied * (1 - mixer[rank]) - unread)
     head = _fractions(max(1, job.shape.vocab // 64), shard.weights)
     rows = _fractions(0, shard.tokens) if shard.tokens else (1 / count,) * count
+    everything = (*job.layers, *job.drafting)
     kv_row = sum(job.kv_row(layer) for layer in everything)
-    kv_fixed = sum(job.kv_windows(layer) for layer in everything)
+    kv_windows = sum(job.kv_windows(layer) for layer in everything)
     return tuple(
         Share(
             weights=weights[rank] + (job.head_bytes + job.drafting_bytes) * head[rank] + job.shape.other_bytes,
             kv_copies=copies[rank],
             kv_row=kv_row * rows[rank],
-            kv_fixed=kv_fixed * rows[rank] + PAGE * kv_row,
+            kv_fixed=kv_windows * rows[rank] + PAGE * kv_row,
             state=states[rank],
             read=reads[rank] + job.head_bytes * head[rank],
         )
@@ -287,7 +303,8 @@ def tensor_shares(job: Job, option: Option, shard: Shard) -> tuple[Share, ...]:
     )
 
 
-def _fractions(units: int, vector: Sequence[int]) -> tuple[float, ...]:
+@lru_cache(maxsize=4096)
+def _fractions(units: int, vector: tuple[int, ...]) -> tuple[float, ...]:
     """The share of each rank of a family that can be cut into `units` whole parts (0: as finely as you like)."""
     if not units:
         return tuple(entry / sum(vector) for entry in vector)
@@ -314,7 +331,7 @@ def terms(
             found += _card(job, option, device)
     if job.wish.vision and job.shape.vision_bytes:
         found.append(Term(option.ranks[0], "vision", job.shape.vision_bytes, ALWAYS, "computed", "the tower"))
-    return found + _host(job, option, ceilings)
+    return [*found, *_host(job, option, ceilings)]
 
 
 def _weights(option: Option, device: int, before: Share | None, after: Share | None) -> Iterable[Term]:
@@ -343,7 +360,7 @@ def _pools(job: Job, device: int, before: Share | None, after: Share | None) -> 
         share = before or after
         assert share is not None
         if share.kv_row or share.kv_fixed:
-            yield Term(device, host_lines.KV_POOL, share.kv_fixed, ALWAYS, "computed", tokens, share.kv_row)
+            yield Term(device, host_lines.KV, share.kv_fixed, ALWAYS, "computed", tokens, share.kv_row)
         state = share.state
     else:
         first = before.kv_row >= after.kv_row
@@ -351,15 +368,15 @@ def _pools(job: Job, device: int, before: Share | None, after: Share | None) -> 
         if not job.wish.exclusive:
             held = (ALWAYS, ALWAYS)
         for share, moments, name in (
-            (before, held[0], f"{host_lines.KV_POOL}, pipeline"),
-            (after, held[1], f"{host_lines.KV_POOL}, tensor"),
+            (before, held[0], f"{host_lines.KV}, pipeline"),
+            (after, held[1], f"{host_lines.KV}, tensor"),
         ):
             if share.kv_row or share.kv_fixed:
                 yield Term(device, name, share.kv_fixed, _ordered(moments), "computed", tokens, share.kv_row)
         state = max(before.state, after.state)
     if state:
         note = f"{job.running} requests, {job.wish.state_bits}-bit"
-        yield Term(device, host_lines.STATES, state, ALWAYS, "computed", note)
+        yield Term(device, host_lines.STATE, state, ALWAYS, "computed", note)
 
 
 def _ordered(moments: tuple[str, ...]) -> tuple[str, ...]:
@@ -401,10 +418,10 @@ def _host(job: Job, option: Option, ceilings: Ceilings) -> Iterable[Term]:
     yield Term(cpu, host_lines.ENGINE_PROCESS, engine, ALWAYS, "measured", "Python, HTTP, tokenizer")
     workers = host_lines.worker_bytes("cpu", threads) * (ranks - len(cards)) + CARD_WORKER_BYTES * len(cards)
     note = "Python and NumPy" if not cards else f"{ranks} of them, with the host's part of a context"
-    yield Term(cpu, host_lines.WORKER_PROCESS, workers, ALWAYS, "reserve" if cards else "measured", note)
+    yield Term(cpu, host_lines.WORKER_PROCESSES, workers, ALWAYS, "reserve" if cards else "measured", note)
     templates = host_lines.template_bytes()
     yield Term(cpu, host_lines.TEMPLATE_PROCESS, templates, ALWAYS, "measured", "renders chat templates")
-    log = host_lines.plan_log_bytes(job.context, job.running, job.wish.chunk, ranks=ranks)
+    log = host_lines.plan_log_bytes(ranks, job.running, job.wish.chunk, job.context)
     yield Term(cpu, host_lines.PLAN_LOG, log, ALWAYS, "computed", "shared memory between the processes")
     if option.expert_layers:
         size = sum(layer.expert_bytes for layer in job.layers[: option.expert_layers])

@@ -1,7 +1,7 @@
 """From ceilings, a model's shape and a wish to a plan that fits, or to the reason why none does.
 
-The plan is a proof: its ledger is a list of lines, their sums at each moment are below every ceiling, and whoever doubts
-it can add them up. How it is found:
+The plan is a proof: its ledger is a list of lines, their sums at each moment are below every ceiling, and whoever
+doubts it can add them up. How it is found:
 
     options      placements in the order in which they are wanted (options.py)
     trials       each with several cuts between "by speed" and "by memory"; every trial is a ledger (placement.py)
@@ -9,8 +9,8 @@ it can add them up. How it is found:
     choice       the first group that gives a comfortable pool; in a group the largest pool, then the fastest
 
 A placement that is only a way out (part of the model on the CPU, fewer requests at once) gets a comfortable pool and no
-more unless it is asked for: so more memory never means a smaller context. What was asked for is never made smaller: a wish
-that does not fit is refused with the sum of the option that came nearest.
+more unless it is asked for: so more memory never means a smaller context. What was asked for is never made smaller: a
+wish that does not fit is refused with the sum of the option that came nearest.
 
 Pure.
 """
@@ -22,8 +22,8 @@ from dataclasses import dataclass, field, replace
 
 from budget import host_lines
 from budget.aperture import check_groups
-from budget.ceilings import Ceilings
-from budget.facts import MIB, Doubt, ModelShape
+from budget.ceilings import Ceilings, Device
+from budget.facts import GIB, MIB, Doubt, ModelShape
 from budget.ledger import MOMENTS, PIPELINE, TENSOR, Line, Term, held_bytes
 from budget.options import EXPERTS, WishError, chosen, options
 from budget.placement import (
@@ -62,7 +62,7 @@ _HOST_SHARE = 4
 """On the host, an unasked pool takes at most one part in so many of the room: this is someone's home box."""
 _HOST_LEAST = 2048
 
-_BLENDS = (0.0, 0.25, 0.5, 0.75, 1.0)
+_BLENDS = (0.0, 0.5, 1.0)
 """Between a cut by speed (0) and a cut by memory (1)."""
 _VECTOR_UNITS = 64
 _DEPTH = 2048
@@ -105,11 +105,12 @@ class Priced:
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan that fits. Tokens are whole pages; `rank_tokens[r]` is what rank r alone could hold, the least of them binds.
+    """A plan that fits. Tokens are whole pages; `rank_tokens[r]` is what rank r alone could hold: the least of them
+    binds.
 
     `ranks[r]` is the device (its index) of rank r. `layouts` are those that serve: ("pipeline", "tensor") with a flip
-    between them, one of them, or ("pipeline",) for a single rank. `ranges[r]` are the layers [first, end) of rank r in the
-    pipeline layout; `expert_layers` how many layers' routed experts stay on the CPU.
+    between them, one of them, or ("pipeline",) for a single rank. `ranges[r]` are the layers [first, end) of rank r in
+    the pipeline layout; `expert_layers` how many layers' routed experts stay on the CPU.
     """
 
     shape: ModelShape
@@ -185,8 +186,9 @@ def plan(ceilings: Ceilings, shape: ModelShape, wish: Wish) -> Plan | Refusal | 
     for running in (wish.running,) if wish.running else (0, 1):
         job = settle(shape, wish, running)
         for group in options(job, ceilings, devices):
+            capped = bool(tried)
             for option in group:
-                trial = _best_trial(job, option, ceilings, capped=best is not None or bool(tried))
+                trial = _best_trial(job, option, ceilings, capped=capped)
                 tried.append(trial)
                 if trial.tokens >= job.least_tokens and (best is None or trial.key > best.key):
                     best = trial
@@ -231,14 +233,12 @@ def _best_trial(job: Job, option: Option, ceilings: Ceilings, *, capped: bool) -
     """The best of the option's cuts. `capped`: it is a way out, a comfortable pool is enough."""
     trials = (
         _trial(job, variant, ceilings, cut, shard, capped=capped)
-        for variant, cut, shard in _variants(job, option, ceilings, capped=capped)
+        for variant, cut, shard in _variants(job, option, ceilings)
     )
     return max(trials, key=lambda trial: trial.key)
 
 
-def _variants(
-    job: Job, option: Option, ceilings: Ceilings, *, capped: bool
-) -> Iterable[tuple[Option, Cut | None, Shard | None]]:
+def _variants(job: Job, option: Option, ceilings: Ceilings) -> Iterable[tuple[Option, Cut | None, Shard | None]]:
     """Every combination of cut and shard that is worth a look."""
     if option.host_only:
         yield option, Cut(((0, len(job.layers)),)), None
@@ -275,7 +275,8 @@ def _trial(
 
 
 def _pool_tokens(job: Job, option: Option, ceilings: Ceilings, most: int, granule: int, *, capped: bool) -> int:
-    """The pool: what was asked for; unasked what the requests can use, less on the host and on a way out. 0 does not fit."""
+    """The pool: what was asked for; unasked what the requests can use, less on the host and on a way out. 0: does not
+    fit."""
     wish = job.wish
     most = most // granule * granule if most > 0 else 0
     context = pages(job.context)
@@ -327,7 +328,7 @@ def _cuts(job: Job, option: Option, ceilings: Ceilings) -> list[Cut]:
 
 
 def _cuts_with_cpu(job: Job, option: Option, ceilings: Ceilings) -> Iterable[Cut]:
-    """The CPU takes the fewest first layers with which the cards have a comfortable pool, or as many as give the most."""
+    """The CPU takes the fewest first layers with which the cards have a comfortable pool, or as many as give most."""
     count, ratio = len(job.layers), job.wish.pipeline_ratio
     if ratio:
         _check_length("pipeline_ratio", ratio, option)
@@ -479,7 +480,7 @@ def _binds(trial: Trial, lines: Sequence[Line]) -> Binds:
     """The device where the room ends, and its line that the pool competes with."""
     device, moment = trial.room.device, trial.room.moment
     own = [line for line in lines if line.device == device and moment in line.held]
-    pool = next((line for line in own if line.name.startswith(host_lines.KV_POOL)), None)
+    pool = next((line for line in own if line.name.startswith(host_lines.KV)), None)
     if trial.room.tokens >= TOKENS_MAX or not own:
         return Binds(trial.option.ranks[0], host_lines.WEIGHTS, "nothing: the model keeps no token in memory")
     largest = max((line for line in own if line is not pool), key=lambda line: line.bytes, default=own[0])
@@ -505,7 +506,7 @@ def _flip(trial: Trial) -> tuple[float | None, int | None]:
     return seconds, even
 
 
-def _priced(taken: Trial, tried: Sequence[Trial]) -> tuple[Priced, ...]:
+def _priced(taken: Trial, tried: Sequence[Trial], *, none_taken: bool = False) -> tuple[Priced, ...]:
     found: dict[str, Priced] = {}
     for trial in tried:
         speeds = trial.speeds
@@ -513,7 +514,7 @@ def _priced(taken: Trial, tried: Sequence[Trial]) -> tuple[Priced, ...]:
         name = trial.option.name + (
             "" if trial.job.running != 1 or trial.job.wish.running else ", one request at a time"
         )
-        if trial is taken:
+        if trial is taken and not none_taken:
             why = ""
         elif not trial.tokens:
             why = _lack(trial)
@@ -523,66 +524,85 @@ def _priced(taken: Trial, tried: Sequence[Trial]) -> tuple[Priced, ...]:
     return tuple(found.values())
 
 
-def _lack(trial: Trial) -> str:
-    short, device, _, _ = _shortage(trial)
-    return f"{-(-short // MIB)} MiB lack on {trial.ceilings.devices[device].name}"
+@dataclass(frozen=True)
+class Shortage:
+    """Where an option lacks the most with the smallest pool that is worth a plan. `shared`: it is the memory that the
+    device shares with the host, not its own."""
+
+    bytes: int
+    device: int
+    needed: int
+    available: int
+    shared: bool = False
 
 
-def _shortage(trial: Trial) -> tuple[int, int, int, int]:
-    """(bytes that lack, device, bytes needed there, bytes there) with the smallest pool that is worth a plan."""
-    tokens = _up(trial.job.least_tokens, PAGE)
-    lines = [term.at(tokens) for term in trial.terms]
-    worst = (-(1 << 62), trial.option.ranks[0], 0, 0)
+def _shortage(trial: Trial) -> Shortage:
+    lines = _least_lines(trial)
+    found = []
     for device in trial.ceilings.devices:
-        if device.ceiling_bytes is None:
-            continue
-        for moment in MOMENTS:
-            needed = held_bytes(lines, device.index, moment)
-            worst = max(worst, (needed - device.ceiling_bytes, device.index, needed, device.ceiling_bytes))
+        if device.ceiling_bytes is not None:
+            needed = max(held_bytes(lines, device.index, moment) for moment in MOMENTS)
+            found.append(Shortage(needed - device.ceiling_bytes, device.index, needed, device.ceiling_bytes))
     for pool, size in enumerate(trial.ceilings.pools):
         members = [device for device in trial.ceilings.devices if device.pool == pool]
         if size is None or len(members) < 2:
             continue
         for moment in MOMENTS:
             held = {d.index: max(0, held_bytes(lines, d.index, moment) - d.private_bytes) for d in members}
-            largest = max(held, key=lambda index: held[index])
-            worst = max(worst, (sum(held.values()) - size, largest, sum(held.values()), size))
-    return worst
+            largest, needed = max(held, key=lambda index: held[index]), sum(held.values())
+            found.append(Shortage(needed - size, largest, needed, size, shared=True))
+    return max(found, key=lambda shortage: shortage.bytes)
+
+
+def _least_lines(trial: Trial) -> tuple[Line, ...]:
+    granule = PAGE * (sum(trial.shard.tokens) if trial.shard is not None else 1)
+    tokens = _up(trial.job.least_tokens, granule)
+    return tuple(line for line in (term.at(tokens) for term in trial.terms) if line.bytes)
+
+
+def _lack(trial: Trial) -> str:
+    short = _shortage(trial)
+    return f"{_mib(short.bytes)} MiB lack on {trial.ceilings.devices[short.device].name}"
 
 
 def _refused(tried: Sequence[Trial]) -> Refusal:
-    trial = min(tried, key=lambda trial: _shortage(trial)[0])
-    short, index, needed, available = _shortage(trial)
-    device = trial.ceilings.devices[index]
-    lines = tuple(line for line in (term.at(_up(trial.job.least_tokens, PAGE)) for term in trial.terms) if line.bytes)
+    trial = min(tried, key=lambda trial: _shortage(trial).bytes)
+    short, job = _shortage(trial), trial.job
+    device = trial.ceilings.devices[short.device]
+    where = f"of the memory that {device.name} shares with the host" if short.shared else f"on {device.name}"
     reason = (
-        f"{trial.job.shape.name} does not fit: {device.name} would hold {-(-needed // MIB)} MiB and"
-        f" {available // MIB} MiB may be used there, {-(-short // MIB)} MiB are missing"
+        f"{job.shape.name} ({job.shape.quant}) with {job.least_tokens} tokens of context does not fit: it would hold"
+        f" {_mib(short.needed)} MiB {where}, {short.available // MIB} MiB may be used,"
+        f" {_mib(short.bytes)} MiB are missing"
     )
-    if trial.job.wish.dense:
-        reason += _dense_words(trial)
     return Refusal(
-        shape=trial.job.shape,
-        wish=trial.job.wish,
+        shape=job.shape,
+        wish=job.wish,
         ceilings=trial.ceilings,
         option=trial.option.name,
-        reason=reason,
-        device=index,
-        needed_bytes=needed,
-        available_bytes=available,
-        lines=lines,
-        priced=_priced(trial, tried)[: len(tried)],
+        reason=reason + (_dense_words(trial, device) if job.wish.dense else ""),
+        device=short.device,
+        needed_bytes=short.needed,
+        available_bytes=short.available,
+        lines=_least_lines(trial),
+        priced=_priced(trial, tried, none_taken=True),
         doubts=(*trial.ceilings.doubts, *_doubts(trial)),
     )
 
 
-def _dense_words(trial: Trial) -> str:
+def _dense_words(trial: Trial, device: Device) -> str:
+    """What packed weights become where no kernel reads them."""
     packed, dense = trial.job.shape.layers, trial.job.layers
     before, after = sum(layer.bytes for layer in packed) / len(packed), sum(layer.bytes for layer in dense) / len(dense)
-    return (
-        f" (this backend has no kernel for packed weights and would hold them as bf16: {before / MIB:.1f} ->"
-        f" {after / MIB:.1f} MiB a layer, {after / before:.2f}x)"
+    words = (
+        f". This backend has no kernel for packed weights and would hold them as bf16: {before / MIB:.1f} ->"
+        f" {after / MIB:.1f} MiB a layer, {after / before:.2f}x"
     )
+    weights = sum(line.bytes for line in _least_lines(trial) if line.name in (host_lines.WEIGHTS, "vision"))
+    if device.total_bytes:
+        total = device.total_bytes
+        words += f"; {weights / GIB:.1f} GiB against {total / GIB:.1f} GiB of memory = {weights / total:.2f}x"
+    return words
 
 
 def _aperture_refusal(ceilings: Ceilings, shape: ModelShape, wish: Wish) -> Refusal | None:
@@ -642,3 +662,8 @@ def _check(shape: ModelShape, wish: Wish) -> None:
 def _why_unknown(ceilings: Ceilings) -> str:
     names = ", ".join(device.name for device in ceilings.devices)
     return f"the memory of none of these devices is known: {names}"
+
+
+def _mib(count: int) -> int:
+    """Bytes as MiB, rounded up: what is needed never looks smaller than it is."""
+    return -(-count // MIB)

@@ -1,9 +1,9 @@
 """The largest KV pool whose ledger fits: every device at every moment, and every pool of memory that devices share.
 
-Each line is `fixed + per_token * tokens`, so what a device holds at a moment is a straight line in the number of tokens,
-and the largest number that fits is the least of a handful of quotients. Memory that several devices share (an APU and
-its host) is exceeded by all of them together: there the number is found by halving, because a carve-out that lies
-outside the shared part makes the sum bend.
+Each line is `fixed + per_token * tokens`, so what a device holds at a moment is a straight line in the number of
+tokens, and the largest number that fits is the least of a handful of quotients. Memory that several devices share (an
+APU and its host) is exceeded by all of them together: there the number is found by halving, because a carve-out that
+lies outside the shared part makes the sum bend.
 
 Pure.
 """
@@ -55,8 +55,9 @@ def room(terms: Sequence[Term], ceilings: Ceilings) -> Room:
         for moment in MOMENTS:
             tokens, short = sums.together(pool, size, moment, best.tokens)
             if (tokens, -short) < (best.tokens, -best.short_bytes):
-                largest = max(members, key=lambda device: sums.held(device.index, moment, 0))
-                best = Room(tokens, largest.index, moment, short, ())
+                at = max(0, tokens)
+                grows = max(members, key=lambda device: sums.weight(device.index, moment, at))
+                best = Room(tokens, grows.index, moment, short, ())
     return Room(best.tokens, best.device, best.moment, best.short_bytes, tuple(alone))
 
 
@@ -90,6 +91,10 @@ class _Sums:
 
     def held(self, device: int, moment: str, tokens: int) -> float:
         return self._fixed[moment][device] + self._slope[moment][device] * tokens
+
+    def weight(self, device: int, moment: str, tokens: int) -> tuple[bool, float]:
+        """Which member of a shared pool is named: one that grows with the tokens, then the largest."""
+        return self._slope[moment][device] > 0, self.held(device, moment, tokens)
 
     def alone(self, device: int, moment: str) -> tuple[int, int]:
         """(tokens that fit, bytes that lack for none)."""

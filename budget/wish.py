@@ -19,8 +19,8 @@ class Wish:
 
     `devices` are words of `--devices` (empty: auto). `layout` is auto, pipeline or tensor; `flip` auto or off.
     `cpu_moe`: layers whose routed experts stay on the CPU; -1 is "the planner's choice", 0 none.
-    `floor_bytes`: what must remain free at the peak on every card and the host; None takes the defaults (1024 MiB a card,
-    256 MiB of the host, nothing on unified devices).
+    `floor_bytes`: what must remain free at the peak on every card and the host; None takes the defaults (1024 MiB a
+    card, 256 MiB of the host, nothing on unified devices).
     """
 
     context: int = 0

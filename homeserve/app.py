@@ -27,9 +27,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from budget.facts import HostFacts, ModelShape
-from budget.host import read_host, read_memory
-from budget.plan import HostPlan, Wish
+from budget.facts import Box
+from budget.plan import Plan
+from budget.probe import read_box
+from budget.wish import PAGE
 from homeserve.errors import HomeserveError, SettingError, WorkerOutOfMemory
 from homeserve.instances import Record, write_atomically
 from homeserve.kernels import check_kernels
@@ -59,9 +60,9 @@ class Watcher(Protocol):
 
     def on_warning(self, text: str) -> None: ...
 
-    def on_box(self, host: HostFacts) -> None: ...
+    def on_box(self, box: Box) -> None: ...
 
-    def on_plan(self, model: ModelInfo, shape: ModelShape, plan: HostPlan) -> None: ...
+    def on_plan(self, model: ModelInfo, plan: Plan) -> None: ...
 
     def on_progress(self, progress: LoadProgress) -> None: ...
 
@@ -107,11 +108,11 @@ class App:
         self._warn_if_open(listener)
         self._clear_ready_file()
         self._open_record(listener, url)
-        host = await asyncio.to_thread(read_host)
-        self._watcher.on_box(host)
-        if self.backend == "cpu":
-            check_kernels(settings.isa, host)
-        model = await self._load_and_serve(listener, host)
+        box = await asyncio.to_thread(read_box)
+        self._watcher.on_box(box)
+        if self.backend == "cpu" and box.cpu is not None:
+            check_kernels(settings.isa, box.cpu)
+        model = await self._load_and_serve(listener, box)
         gc.freeze()  # what a start made stays for good: collections while serving need not walk through it
         self.load_progress = LoadProgress("ready")
         self._state = State.READY
@@ -123,7 +124,7 @@ class App:
         log.log(level, "ready", extra={"url": url, "model": model.id, "seconds": round(seconds, 3)})
         self._watcher.on_ready(url, model, seconds)
 
-    async def _load_and_serve(self, listener: socket.socket, host: HostFacts) -> ModelInfo:
+    async def _load_and_serve(self, listener: socket.socket, box: Box) -> ModelInfo:
         """The load, and beside it the server that tells of it.
 
         Importing the server takes as long as a worker's start, so the worker is spawned first; a model that is not
@@ -131,7 +132,7 @@ class App:
         """
         try:
             async with asyncio.TaskGroup() as group:
-                load = group.create_task(self._load(host))
+                load = group.create_task(self._load(box))
                 spawned = group.create_task(self._spawned.wait())
                 await asyncio.wait({load, spawned}, timeout=HEAD_START_S, return_when=asyncio.FIRST_COMPLETED)
                 spawned.cancel()
@@ -146,7 +147,7 @@ class App:
         self._stack.push_async_callback(server.stop)
         await server.start(listener)
 
-    async def _load(self, host: HostFacts) -> ModelInfo:
+    async def _load(self, box: Box) -> ModelInfo:
         self._progress("finding the model", None, None)
         path = await find_model(self.settings.model, cache_dir(self.settings, self._environ), self._progress)
         self._progress("reading the model's facts", None, None)
@@ -154,9 +155,9 @@ class App:
         self._stack.callback(facts.checkpoint.close)
         from homeserve.sizing import engine_limits, plan_of
 
-        plan = plan_of(self.settings, facts, host)
+        plan = plan_of(self.settings, facts, box)
         model = replace(facts.info, context=plan.context)
-        self._watcher.on_plan(model, facts.shape, plan)
+        self._watcher.on_plan(model, plan)
         limits = engine_limits(self.settings, plan)
         relay = Relay()
         fleet = await self._make_fleet(limits, relay)
@@ -198,7 +199,7 @@ class App:
         self._stack.push_async_callback(fleet.stop)
         return fleet
 
-    async def _load_both(self, fleet: Fleet, facts: ModelFacts, plan: HostPlan, limits: EngineLimits) -> Tokenizer:
+    async def _load_both(self, fleet: Fleet, facts: ModelFacts, plan: Plan, limits: EngineLimits) -> Tokenizer:
         """Weights on the rank and the tokenizer here, at the same time.
 
         Raises BudgetError where the kernel killed the worker for memory: the plan was wrong, or is not true any more.
@@ -210,10 +211,10 @@ class App:
             path=facts.checkpoint.path,
             kv_slots=plan.kv_tokens,
             kv_type=self.settings.kv_type,
-            rows=row_limit(self.settings),
-            logit_rows=logit_row_limit(self.settings),
+            rows=row_limit(self.settings, plan),
+            logit_rows=logit_row_limit(plan),
             lanes=limits.running,
-            lane_pages=-(-plan.context // Wish.page),
+            lane_pages=-(-plan.context // PAGE),
             deterministic=self.settings.deterministic,
         )
 
@@ -235,8 +236,8 @@ class App:
         except BaseExceptionGroup as failures:
             error = _first_error(failures)
             if isinstance(error, WorkerOutOfMemory):
-                memory = await asyncio.to_thread(read_memory)
-                error = killed_for_memory(self.settings, facts, plan, memory, error)
+                box = await asyncio.to_thread(read_box)
+                error = killed_for_memory(self.settings, facts, plan, box, error)
             raise error from None
         return tokenizer.result()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import backends
-from budget.facts import ISA_LEVELS, HostFacts
+from budget.facts import ISA_LEVELS, CpuFacts
 from homeserve.errors import SettingError
 
 COMPILER = "a C++ compiler is needed (Debian, Ubuntu: apt install g++)"
@@ -34,12 +34,12 @@ def kernel_levels() -> tuple[str, ...]:
     return tuple(level for level in ISA_LEVELS if f"libhomeserve_cpu_{level}" in found)
 
 
-def check_kernels(isa: str | None, host: HostFacts) -> None:
+def check_kernels(isa: str | None, cpu: CpuFacts) -> None:
     """Raises SettingError where no level was built, or the one that was asked for cannot be had here."""
     there = kernel_levels()
     if not there:
         raise SettingError(f"no native CPU library in {kernel_folder()}", field="backend", fix=build_fix())
-    usable = [level for level in there if level in host.cpu.levels]
+    usable = [level for level in there if level in cpu.levels]
     if isa is not None and isa not in usable:
         why = "this CPU cannot run it" if isa in there else "it was not built"
         raise SettingError(f"--isa {isa}: {why}", field="isa", fix=f"leave it out, or use {' or '.join(usable)}")

@@ -2,67 +2,71 @@
 
 from __future__ import annotations
 
-from budget.facts import HostFacts, MemoryFacts
-from budget.plan import MIB, HostPlan, Refusal, Wish, mib, plan_host
+from budget.advice import Subject, answer
+from budget.facts import MIB, Box, MemoryFacts
+from budget.plan import Plan, Refusal, Unknown, WishError
+from budget.question import flags
+from budget.wish import PAGE, Wish
 from homeserve.engine.request import EngineLimits
 from homeserve.engine.scheduler import PROMPT_LOGPROB_ROWS
 from homeserve.errors import BudgetError, SettingError, WorkerOutOfMemory
 from homeserve.model_facts import ModelFacts
-from homeserve.settings import Settings, flag
+from homeserve.settings import Settings, flag, options
 
 PLANS_IN_FLIGHT = 2
 """One computes while the next one lies ready: a rank never waits for the engine to read a result."""
 
 _SMALLER = "use a smaller model or quantisation, or free some memory"
+_WORTH_SAYING = ("kv_tokens", "context", "max_running", "chunk")
+"""Settings that a refusal may tell to change, where they differ from what was asked."""
 
 
-def plan_of(settings: Settings, facts: ModelFacts, host: HostFacts) -> HostPlan:
+def plan_of(settings: Settings, facts: ModelFacts, box: Box) -> Plan:
     """Raises SettingError for a context that the model was not made for, BudgetError where memory lacks."""
-    if settings.context > facts.info.context:
-        raise SettingError(
-            f"--context {settings.context} is more than the {facts.info.context} tokens that {facts.info.id} was"
-            " trained for",
-            field="context",
-            fix=f"use --context {facts.info.context} or less",
-        )
-    if settings.kv_tokens and settings.context > settings.kv_tokens:
-        raise SettingError(
-            f"--context {settings.context} does not fit the {settings.kv_tokens} tokens of --kv-tokens",
-            field="kv_tokens",
-            fix="raise --kv-tokens or lower --context",
-        )
-    plan = plan_host(host.memory, facts.shape, wish_of(settings))
-    if isinstance(plan, Refusal):
-        raise _too_large(settings, plan, host.memory)
-    return plan
+    wish = wish_of(settings, box)
+    subject = Subject(box, facts.shape, cpu_kv_types=frozenset(options()["kv_type"].choices), file_fixed=True)
+    try:
+        outcome = answer(subject, wish)
+    except WishError as error:
+        raise SettingError(error.what, field=error.field, fix=error.fix) from None
+    if isinstance(outcome, Unknown):
+        raise BudgetError(outcome.why, field="devices", fix="see homeserve probe")
+    if isinstance(outcome, Refusal):
+        raise _too_large(settings, outcome)
+    return outcome
 
 
-def row_limit(settings: Settings) -> int:
-    """Rows of the largest plan: a chunk of prompts beside one row of each running request."""
-    return settings.chunk + settings.max_running
-
-
-def logit_row_limit(settings: Settings) -> int:
-    """Rows of one plan whose logits are asked for: one of each lane, and those of `echo` with logprobs."""
-    return settings.max_running + PROMPT_LOGPROB_ROWS
-
-
-def wish_of(settings: Settings) -> Wish:
+def wish_of(settings: Settings, box: Box) -> Wish:
+    """This version computes on the CPU alone, whatever else the box has."""
     return Wish(
         context=settings.context,
         kv_tokens=settings.kv_tokens,
+        kv_type=settings.kv_type,
         running=settings.max_running,
-        rows=row_limit(settings),
-        logit_rows=logit_row_limit(settings),
+        chunk=settings.chunk,
+        logit_rows=settings.max_running + PROMPT_LOGPROB_ROWS,
+        devices=("cpu",),
         floor_bytes=settings.floor_mib * MIB,
+        threads=settings.threads or (box.cpu.usable if box.cpu is not None else 1),
+        draft=False,
     )
 
 
-def engine_limits(settings: Settings, plan: HostPlan) -> EngineLimits:
+def row_limit(settings: Settings, plan: Plan) -> int:
+    """Rows of the largest plan: a chunk of prompts beside one row of each running request."""
+    return settings.chunk + plan.running
+
+
+def logit_row_limit(plan: Plan) -> int:
+    """Rows of one plan whose logits are asked for: one of each lane, and those of `echo` with logprobs."""
+    return plan.running + PROMPT_LOGPROB_ROWS
+
+
+def engine_limits(settings: Settings, plan: Plan) -> EngineLimits:
     return EngineLimits(
         context=plan.context,
         kv_tokens=plan.kv_tokens,
-        running=settings.max_running,
+        running=plan.running,
         waiting=settings.max_waiting,
         chunk=settings.chunk,
         prefill_delay=settings.max_prefill_delay,
@@ -72,36 +76,53 @@ def engine_limits(settings: Settings, plan: HostPlan) -> EngineLimits:
 
 
 def killed_for_memory(
-    settings: Settings, facts: ModelFacts, plan: HostPlan, memory: MemoryFacts, error: WorkerOutOfMemory
+    settings: Settings, facts: ModelFacts, plan: Plan, box: Box, error: WorkerOutOfMemory
 ) -> BudgetError:
-    """What to say when the plan fitted and the kernel killed the worker all the same. `memory` is as it is since then.
+    """What to say when the plan fitted and the kernel killed the worker all the same. `box` is as it is since then.
 
     Either something else has taken memory meanwhile (then the plan does not fit any more, and what fits is said), or
     the plan was too small by something that it does not know: then half the pool is a good next try.
     """
-    held = " + ".join(f"{line.name} {mib(line.bytes)}" for line in plan.lines)
+    memory = box.memory
+    assert memory is not None
+    held = " + ".join(f"{line.name} {_mib(line.bytes)}" for line in plan.lines)
+    total = sum(line.bytes for line in plan.lines)
     message = (
-        f"{error.message} while it loaded {facts.info.id}: planned were {held} = {mib(plan.total_bytes)} MiB, and"
-        f" {memory.available_bytes // MIB} MiB are free now under {memory.limit_source}"
+        f"{error.message} while it loaded {facts.info.id}: planned were {held} = {_mib(total)} MiB, and"
+        f" {(memory.available_bytes or 0) // MIB} MiB are free now under {memory.limit_source}"
     )
-    again = plan_host(memory, facts.shape, wish_of(settings))
-    if isinstance(again, Refusal):
-        refusal = _too_large(settings, again, memory)
+    try:
+        plan_of(settings, facts, box)
+    except BudgetError as refusal:
         return BudgetError(message, field=refusal.field, fix=refusal.fix)
-    half = plan.kv_tokens // 2 // Wish.page * Wish.page
-    pool = half * facts.shape.kv_bytes_per_token
-    if half == 0 or pool < plan.total_bytes // 16:  # the pool is not what fills the memory
+    half = plan.kv_tokens // 2 // PAGE * PAGE
+    pool = sum(line.bytes for line in plan.lines if line.name == "kv") // 2
+    if half == 0 or pool < total // 16:  # the pool is not what fills the memory
         return BudgetError(message, field="model", fix=_SMALLER)
     name = "context" if settings.context > half else "kv_tokens"
     return BudgetError(message, field=name, fix=f"try {flag(name)} {half}, or free some memory")
 
 
-def _too_large(settings: Settings, refusal: Refusal, memory: MemoryFacts) -> BudgetError:
-    source = memory.limit_source
-    message = (
-        f"the model does not fit this machine: {refusal.arithmetic} (memory left under {source}, less --floor-mib)"
-    )
-    if refusal.nearest_tokens == 0:
+def memory_of(box: Box) -> MemoryFacts:
+    """Host memory of a live box: it is always known."""
+    assert box.memory is not None
+    return box.memory
+
+
+def _too_large(settings: Settings, refusal: Refusal) -> BudgetError:
+    parts = " + ".join(f"{line.name} {_mib(line.bytes)}" for line in refusal.lines)
+    message = f"{refusal.reason}: {parts}"
+    if refusal.nearest is None:
         return BudgetError(message, field="model", fix=_SMALLER)
-    name = "context" if settings.context and not settings.kv_tokens else "kv_tokens"
-    return BudgetError(message, field=name, fix=f"the most that fits is {flag(name)} {refusal.nearest_tokens}")
+    asked = {"kv_tokens": settings.kv_tokens, "context": settings.context, "max_running": settings.max_running}
+    asked["chunk"] = settings.chunk
+    told = {name: refusal.nearest[name] for name in _WORTH_SAYING if refusal.nearest[name] not in (asked[name], 0)}
+    if refusal.nearest["kv_type"] != settings.kv_type:
+        told["kv_type"] = refusal.nearest["kv_type"]
+    field = "kv_tokens" if settings.kv_tokens else "context" if settings.context else "model"
+    return BudgetError(message, field=field, fix=f"the nearest that fits is {' '.join(flags(told))}")
+
+
+def _mib(count: int) -> str:
+    """Bytes as MiB for people, rounded up so that a sum never looks smaller than it is."""
+    return f"{-(-count // MIB):d}"

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from itertools import zip_longest
 from typing import IO, TYPE_CHECKING
 
-from budget.facts import CpuFacts, HostFacts, ModelShape
-from budget.plan import MIB, HostPlan, mib
+from budget.facts import GIB, MIB, Box, CpuFacts
+from budget.plan import Plan
+from budget.report import summary
 from homeserve.commands.progress import ProgressLines
 
 if TYPE_CHECKING:
     from homeserve.server.context import LoadProgress, ModelInfo
     from homeserve.settings import Settings
-
-GIB = 1 << 30
 
 
 class Announcer:
@@ -29,20 +29,22 @@ class Announcer:
     def on_warning(self, text: str) -> None:
         print(f"warning: {text}", file=sys.stderr, flush=True)
 
-    def on_box(self, host: HostFacts) -> None:
-        memory, cpu = host.memory, host.cpu
-        cores = cores_text(cpu)
-        if self._settings.threads:
-            cores = f"{self._settings.threads} threads on {cores}"
-        free = f"{memory.available_bytes / GIB:.1f} of {memory.limit_bytes / GIB:.1f} GiB free"
-        self._say("box", " · ".join((cpu.name, cores, free, cpu.isa)))
+    def on_box(self, box: Box) -> None:
+        words = []
+        if box.cpu is not None:
+            cores = cores_text(box.cpu)
+            words = [box.cpu.name, f"{self._settings.threads} threads on {cores}" if self._settings.threads else cores]
+        if box.memory is not None and box.memory.available_bytes is not None:
+            free, limit = box.memory.available_bytes / GIB, box.memory.limit_bytes / GIB
+            words.append(f"{free:.1f} of {limit:.1f} GiB free")
+        if box.cpu is not None:
+            words.append(box.cpu.isa)
+        self._say("box", " · ".join(words))
 
-    def on_plan(self, model: ModelInfo, shape: ModelShape, plan: HostPlan) -> None:
-        self._say("model", f"{model.id} · {model.arch} {model.quant} · {mib(shape.weights_bytes)} MiB")
-        pool = f"{plan.kv_tokens} tokens of {self._settings.kv_type} KV"
-        self._say("plan", f"context {plan.context} · {pool} · {self._settings.max_running} requests at once")
-        held = " + ".join(f"{line.name} {mib(line.bytes)}" for line in plan.lines)
-        self._say("", f"{held} = {mib(plan.total_bytes)} of {plan.ceiling_bytes // MIB} MiB")
+    def on_plan(self, model: ModelInfo, plan: Plan) -> None:
+        self._say("model", f"{model.id} · {model.arch} {model.quant} · {-(-plan.shape.weights_bytes // MIB)} MiB")
+        for head, line in zip_longest(("plan",), summary(plan), fillvalue=""):
+            self._say(head, line)
 
     def on_progress(self, progress: LoadProgress) -> None:
         self._progress.update(progress.stage, progress.done_bytes, progress.total_bytes)

@@ -186,11 +186,13 @@ def _cores(host: HostFacts) -> Check:
 
 def _memory(host: HostFacts) -> Check:
     memory = host.memory
-    free, limit = memory.available_bytes / GIB, memory.limit_bytes / GIB
-    why = f"{free:.1f} of {limit:.1f} GiB free"
+    free = memory.available_bytes
+    if free is None:
+        return Check("memory", True, f"how much of {memory.limit_bytes / GIB:.1f} GiB is free is not known")
+    why = f"{free / GIB:.1f} of {memory.limit_bytes / GIB:.1f} GiB free"
     if memory.limit_source != "MemTotal":
         why += f"; limited by {memory.limit_source}"
-    return Check("memory", memory.available_bytes >= GIB // 2, why, "free some memory, or raise the limit")
+    return Check("memory", free >= GIB // 2, why, "free some memory, or raise the limit")
 
 
 def _huge_pages() -> Check:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import IO, Any
 
-from budget.plan import mib
+from budget.facts import MIB
 
 BAR_AFTER_S = 0.3
 """Work that is over sooner gets no bar: it would only flicker, and importing its library takes as long."""
@@ -35,12 +35,12 @@ class ProgressLines:
         if done_bytes >= total_bytes:
             self.close()
             self._ended = True
-            self._say(f"{stage}: {mib(total_bytes)} MiB in {now - self._began:.1f} s")
+            self._say(f"{stage}: {_mib(total_bytes)} MiB in {now - self._began:.1f} s")
         elif self._out.isatty():
             self._draw(stage, done_bytes, total_bytes, now)
         elif now - self._last_line >= LINE_EVERY_S:
             self._last_line = now
-            self._say(f"{stage}: {mib(done_bytes)} of {mib(total_bytes)} MiB after {now - self._began:.0f} s")
+            self._say(f"{stage}: {_mib(done_bytes)} of {_mib(total_bytes)} MiB after {now - self._began:.0f} s")
 
     def close(self) -> None:
         """Leave the terminal as it was."""
@@ -80,3 +80,7 @@ class _Bar:
 
     def stop(self) -> None:
         self._progress.stop()
+
+
+def _mib(count: int) -> int:
+    return -(-count // MIB)
