@@ -363,24 +363,18 @@ def _pools(job: Job, device: int, before: Share | None, after: Share | None) -> 
             yield Term(device, host_lines.KV, share.kv_fixed, ALWAYS, "computed", tokens, share.kv_row)
         state = share.state
     else:
+        larger = (BOOT, FLIP)
         first = before.kv_row >= after.kv_row
-        held = ((PIPELINE, BOOT, FLIP), (TENSOR,)) if first else ((PIPELINE,), (TENSOR, BOOT, FLIP))
-        if not job.wish.exclusive:
-            held = (ALWAYS, ALWAYS)
-        for share, moments, name in (
-            (before, held[0], f"{host_lines.KV}, pipeline"),
-            (after, held[1], f"{host_lines.KV}, tensor"),
-        ):
+        moments = {PIPELINE: {PIPELINE, *(larger if first else ())}, TENSOR: {TENSOR, *(() if first else larger)}}
+        for share, layout in ((before, PIPELINE), (after, TENSOR)):
+            held = tuple(m for m in ALWAYS if m in moments[layout]) if job.wish.exclusive else ALWAYS
             if share.kv_row or share.kv_fixed:
-                yield Term(device, name, share.kv_fixed, _ordered(moments), "computed", tokens, share.kv_row)
+                name = f"{host_lines.KV}, {layout}"
+                yield Term(device, name, share.kv_fixed, held, "computed", tokens, share.kv_row)
         state = max(before.state, after.state)
     if state:
         note = f"{job.running} requests, {job.wish.state_bits}-bit"
         yield Term(device, host_lines.STATE, state, ALWAYS, "computed", note)
-
-
-def _ordered(moments: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(moment for moment in ALWAYS if moment in moments)
 
 
 def _activations(job: Job, device: Device) -> Iterable[Term]:
@@ -433,8 +427,8 @@ def _host(job: Job, option: Option, ceilings: Ceilings) -> Iterable[Term]:
         if not option.resident:
             size = sum(layer.bytes for layer in (*job.layers, *job.drafting)) + job.head_bytes + job.drafting_bytes
             yield Term(cpu, "weight image", size, ALWAYS, "computed", "pinned: either layout is filled from it")
-        size = TRANSIT_BYTES + job.state_bytes * job.running
-        yield Term(cpu, "flip transit", size, ALWAYS, "reserve", "pinned: live rows and states on their way")
+        moving = TRANSIT_BYTES + job.state_bytes * job.running
+        yield Term(cpu, "flip transit", moving, ALWAYS, "reserve", "pinned: live rows and states on their way")
     if job.state_bytes and cards:
         count = 2 * job.running
         yield Term(
