@@ -1,0 +1,100 @@
+"""The memory of a running server: what stays free is sampled from before the boot, what is held is measured on request.
+
+    start ─▶ CorridorSampler          from the first moment on
+    planned ─▶ MeasuredBudget         once there is a plan: its document, its lines, and where their bytes are found
+
+A breach of the floor becomes an event of `status`; those from before there is an engine to keep them wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from budget.corridor import Breach
+from budget.facts import MIB
+from homeserve.corridor import CorridorSampler, HostFree, words
+from homeserve.measure import MeasuredBudget, Members, Region, Worker
+from homeserve.server.context import ServerContext, State
+
+if TYPE_CHECKING:
+    from budget.facts import MemoryFacts
+    from budget.plan import Plan
+    from homeserve.checkpoint import Checkpoint
+
+UNTOLD_MAX = 16
+
+
+class MemoryWatch:
+    """Of one application, whose context it fills in. All methods are for the loop's thread."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+        self._sampler = CorridorSampler(context.settings.floor_mib * MIB, self._phase, self._on_breach)
+        self._untold: deque[Breach] = deque(maxlen=UNTOLD_MAX)
+        self._files: frozenset[str] = frozenset()
+        self._host = 0
+
+    def start(self) -> None:
+        self._sampler.start()
+        self._context.corridor = self._sampler
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(self._sampler.stop)
+
+    def planned(self, plan: Plan, memory: MemoryFacts | None, checkpoint: Checkpoint) -> None:
+        """The plan that the load goes by: its floor holds from here on, and its lines will be measured."""
+        from budget.document import document
+        from budget.question import Question
+
+        cpu = plan.ceilings.devices[-1]
+        self._host = cpu.index
+        self._files = frozenset(os.path.realpath(file.path) for file in checkpoint.files)
+        self._sampler.watch(HostFree(), (cpu.floor_bytes,), (cpu.index,))
+        body = document(plan.ceilings, memory, plan, plan.doubts, Question(self._context.settings.model))
+        self._context.budget = MeasuredBudget(body, plan.lines, self._members)
+
+    def tell(self) -> None:
+        """There is an engine: what happened before becomes an event now."""
+        while self._untold:
+            self._on_breach(self._untold.popleft())
+
+    async def rows(self) -> list[dict[str, Any]]:
+        """Predicted against measured, line by line; empty before there is a plan."""
+        budget = self._context.budget
+        return [] if budget is None else list((await budget.as_json())["measured"])
+
+    # ------------------------------------------------------------------------------------------------------- inside
+
+    def _members(self) -> Members:
+        from homeserve.wire import segments
+
+        fleet, templates = self._context.fleet, self._context.templates
+        assert fleet is not None, "what is loaded is measured"
+        workers = tuple(
+            Worker(pid, self._host, tuple(Region(*region) for region in regions)) for _, pid, regions in fleet.regions()
+        )
+        folder = segments.folder()
+        return Members(
+            self._host,
+            os.getpid(),
+            workers,
+            templates.pid if templates is not None else None,
+            tuple(Path(folder, name) for name in fleet.shared_memory_names()),
+            self._files,
+        )
+
+    def _phase(self) -> str:
+        """Of the load its stage, afterwards the state. Called in the sampler's thread."""
+        state = self._context.state()
+        return self._context.load().stage if state == State.LOADING.value else state
+
+    def _on_breach(self, breach: Breach) -> None:
+        engine = self._context.engine
+        if engine is None:
+            self._untold.append(breach)
+        else:
+            engine.note("corridor_breach", text=words(breach))
