@@ -32,7 +32,8 @@ from budget.vectors import apportion
 from budget.wish import PAGE, Wish
 
 RUNTIME_BYTES = 1500 * MIB
-"""What driver, compositor and runtime take of a unified device's memory beside the model: a reserve."""
+"""What driver, compositor and runtime take of a unified device's memory beside the model: a reserve. Weights need no
+staging there: they are written where they are read."""
 COMMUNICATOR_BYTES = 112 * MIB
 """Of one card, for the groups of both layouts: 112 to 198 MiB were measured for such sets on three cards."""
 GRAPH_BYTES = 64 * MIB
@@ -389,13 +390,13 @@ def _activations(job: Job, device: Device) -> Iterable[Term]:
 def _card(job: Job, option: Option, device: Device) -> Iterable[Term]:
     index = device.index
     if device.kind == "uma":
-        yield Term(index, "runtime", RUNTIME_BYTES, ALWAYS, "reserve", "driver, compositor, context")
+        yield Term(index, "runtime", RUNTIME_BYTES, ALWAYS, "reserve", "driver, compositor, context, recorded steps")
     else:
         yield Term(index, "context", context_bytes(device), ALWAYS, "reserve", "grows with the card's compute units")
-    yield Term(index, "graphs", GRAPH_BYTES, ALWAYS, "reserve", "recorded decode steps")
+        yield Term(index, "graphs", GRAPH_BYTES, ALWAYS, "reserve", "recorded decode steps")
+        yield Term(index, "load staging", STAGING_BYTES, (BOOT,), "reserve", "weights pass through it")
     if len(option.ranks) > 1:
         yield Term(index, "communicators", COMMUNICATOR_BYTES, ALWAYS, "reserve", "buffers between ranks")
-    yield Term(index, "load staging", STAGING_BYTES, (BOOT,), "reserve", "weights pass through it")
     if option.flips:
         yield Term(index, "flip buffer", FLIP_BUFFER_BYTES, (FLIP,), "reserve", "rows pass through it")
     if job.drafting and job.state_bytes:

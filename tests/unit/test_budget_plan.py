@@ -198,7 +198,7 @@ def lines_of(made: Plan, *names: str) -> int:
 
 @pytest.mark.parametrize(("kv_type", "thousands"), [("f16", 82), ("f8", 164)])
 def test_b5_the_laptop_holds_a_35b_with_vision_and_82k_tokens(kv_type: str, thousands: int) -> None:
-    wish = Wish(kv_type=kv_type, running=1, state_bits=16, vision=True, draft=False)
+    wish = Wish(kv_type=kv_type, running=1, state_bits=16, vision=True)
     model = shape("moe35b")
     made = fitting(LAPTOP, model, wish)
     assert made.ceilings.devices[0].ceiling_bytes == 25600 * MIB
@@ -207,8 +207,8 @@ def test_b5_the_laptop_holds_a_35b_with_vision_and_82k_tokens(kv_type: str, thou
     assert (room - 1500) * MIB / (model.kv_bytes_per_token(kv_type) - drafting_row(model, kv_type)) / 1024 == (
         pytest.approx(thousands, rel=0.01)
     )
-    # The plan itself has more lines than that sum, and a drafting block that it does not load.
-    assert made.kv_tokens / 1024 == pytest.approx(thousands, rel=0.25)
+    # The plan itself counts the drafting block's rows and its buffers as well.
+    assert made.kv_tokens / 1024 == pytest.approx(thousands, rel=0.05)
     proven(made)
 
 
