@@ -95,5 +95,5 @@ def _ranks(style: Style, plan: Plan) -> list[str]:
 
 
 def _command(style: Style, plan: Plan, asked: Question) -> list[str]:
-    head = "To run it" if asked.model is not None else "To run it (MODEL is the file, which is not here)"
+    head = "To run it" if asked.here else "To run it (MODEL is the file, which is not here)"
     return [style.paint(head, "head"), INDENT + asked.up_line(run_settings(plan))]

@@ -45,16 +45,22 @@ _DEFAULTS: Mapping[str, str | int] = {
 @dataclass(frozen=True)
 class Question:
     """What of the question is no setting of a plan: the model as it was named (None: no file here, only a shape), the
-    shape (--shape), and the words of `budget` beside them (--box FILE), which a second look needs again."""
+    shape (--shape), and the words of `budget` beside them (--box FILE: names and values in turn), which a second look
+    needs again."""
 
     model: str | None = None
     shape: str | None = None
     beside: tuple[str, ...] = ()
 
+    @property
+    def here(self) -> bool:
+        """Whether the file that is planned for has a name: not a shape's, nor that of another mix of the model."""
+        return self.model is not None and "--quant" not in self.beside
+
     def up_line(self, settings: Mapping[str, str | int]) -> str:
         """`homeserve up ...` with these settings; MODEL stands for a file that is not here."""
         kept = {name: value for name, value in settings.items() if name not in BUDGET_ONLY}
-        model = "MODEL" if self.model is None else shlex.quote(self.model)
+        model = shlex.quote(self.model) if self.model is not None and self.here else "MODEL"
         return " ".join(["homeserve up", model, *flags(kept)])
 
     def budget_line(self, settings: Mapping[str, str | int]) -> str:
@@ -63,7 +69,9 @@ class Question:
         if "shape" not in settings:
             words += [] if self.model is None else [self.model]
             words += [] if self.shape is None else ["--shape", self.shape]
-        words += self.beside
+        for name, value in zip(self.beside[::2], self.beside[1::2], strict=True):
+            if name.removeprefix("--").replace("-", "_") not in settings:
+                words += [name, value]
         return " ".join(["homeserve budget", *map(shlex.quote, words), *flags(settings)])
 
 

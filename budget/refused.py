@@ -80,7 +80,7 @@ def _headline(style: Style, refusal: Refusal, device: Device) -> list[str]:
     )
     lines = wrapped(text)
     lines[0] = lines[0].replace("DOES NOT FIT", style.paint("DOES NOT FIT", "bad"), 1)
-    if refusal.reason:
+    if refusal.reason and not refusal.reason.startswith(f"{refusal.shape.name} does not fit"):
         lines += wrapped(f"Why: {refusal.reason}")
     return lines + (wrapped(f"The option that came nearest: {refusal.option}") if refusal.option else [])
 

@@ -104,11 +104,12 @@ def _card_sum(device: Device, ceiling: int) -> str:
     if device.free_bytes is None and others <= 0:
         parts.append("used by others (unknown)")
     else:
-        parts.append(f"{shown(max(0, others))} used by others")
+        others_are = "used by others" if device.reserved_bytes is not None else "kept back or used by others"
+        parts.append(f"{shown(max(0, others))} {others_are}")
     parts.append(f"{shown(floor)} floor")
     if others < 0:  # nothing is left after the floor: the ceiling is not below zero
-        return f"{' - '.join(parts)}: nothing is left, ceiling {shown(top)} MiB"
-    return f"{' - '.join(parts)} = ceiling {shown(top)} MiB"
+        return f"{' - '.join(parts)}: nothing is left, ceiling {shown(top)}"
+    return f"{' - '.join(parts)} = ceiling {shown(top)}"
 
 
 def _unified_sum(device: Device, ceiling: int) -> str:
@@ -122,7 +123,7 @@ def _unified_sum(device: Device, ceiling: int) -> str:
         text += f" - {shown(lacking)} that others hold or the host does not have"
     if floor:
         text += f" - {shown(floor)} floor"
-    return f"{text} = ceiling {shown(top)} MiB (GTT is the host's memory: it is counted once)"
+    return f"{text} = ceiling {shown(top)} (GTT is the host's memory: it is counted once)"
 
 
 def _host_sum(device: Device, ceiling: int, host: MemoryFacts | None) -> str:
@@ -133,9 +134,9 @@ def _host_sum(device: Device, ceiling: int, host: MemoryFacts | None) -> str:
     others = limit - floor - top
     what = "total" if host.limit_source == "MemTotal" else f"limit ({host.limit_source})"
     if others < 0:
-        return f"{shown(limit)} {what} - {shown(floor)} floor: nothing is left, ceiling {shown(top)} MiB"
+        return f"{shown(limit)} {what} - {shown(floor)} floor: nothing is left, ceiling {shown(top)}"
     used = "kept back, what is free being unknown" if host.available_bytes is None else "used by others"
-    return f"{shown(limit)} {what} - {shown(others)} {used} - {shown(floor)} floor = ceiling {shown(top)} MiB"
+    return f"{shown(limit)} {what} - {shown(others)} {used} - {shown(floor)} floor = ceiling {shown(top)}"
 
 
 def _held(line: Line, moments: Sequence[str]) -> str:

@@ -1,0 +1,169 @@
+"""The settings of `homeserve budget`: from words of a command line to a `Wish`.
+
+Settings that `up` has too are read as `up` reads them, from the environment and homeserve.toml as well, so that a plan
+is the one that `up` would make. A plan may also be asked for with settings that `up` cannot run yet (another KV type,
+several devices): those are read here, and only from the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from budget.facts import KV_BITS, MIB
+from budget.wish import Wish
+from homeserve.errors import SettingError
+from homeserve.settings import Option, flag, near, options, resolve
+
+if TYPE_CHECKING:
+    import argparse
+
+    from homeserve.settings import Settings
+
+SHARED = ("context", "kv_tokens", "max_running", "chunk", "floor_mib")
+"""Settings that are the same as those of `up`."""
+VECTOR_MAX = 64
+NUMBER_MAX = 1 << 20
+ALL_LAYERS = 1 << 16
+"""More layers than any model has: `--cpu-moe` without a number."""
+
+_KV_TYPE = Option("text", "", "", choices=tuple(KV_BITS))
+_LAYOUT = Option("text", "", "", choices=("auto", "pipeline", "tensor"))
+_FLIP = Option("text", "", "", choices=("auto", "off"))
+_DRAFT = Option("text", "", "", choices=("auto", "off"))
+_SWITCH = Option("switch", "", "")
+_LAYERS = Option("int", "", "", low=0, high=ALL_LAYERS)
+_ASSUMED = Option("int", "", "", low=1, high=1 << 26)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Values stay text here; `wish_of` converts them."""
+    table = options()
+    size = parser.add_argument_group("Size")
+    for name in SHARED:
+        option = table[name]
+        zero = f" (0: {option.zero})" if option.zero else ""
+        size.add_argument(flag(name), dest=name, metavar="N", help=f"{option.help}{zero}")
+    size.add_argument("--kv-type", metavar="TYPE", help=f"type of KV rows: {', '.join(KV_BITS)} (default: f16)")
+    size.add_argument("--quant", metavar="TYPE", help="what if the model were quantised so: Q8_0, Q6_K ... Q2_K")
+    size.add_argument(
+        "--vision", nargs="?", const="on", metavar="on|off", help="count the vision tower too (default: off)"
+    )
+    size.add_argument("--draft", metavar="auto|off", help="count the drafting block where the model has one")
+    place = parser.add_argument_group("Devices")
+    place.add_argument(
+        "--devices", metavar="A,B", help="only these: cpu, cuda:N, rocm:N, or ids as the report has them"
+    )
+    place.add_argument("--layout", metavar="L", help="auto, pipeline or tensor")
+    place.add_argument("--flip", metavar="auto|off", help="whether both layouts are planned for")
+    place.add_argument("--weight-vector", metavar="A,B", help="shares of the weights in the tensor layout")
+    place.add_argument("--token-vector", metavar="A,B", help="shares of the KV rows in the tensor layout")
+    place.add_argument("--pipeline-ratio", metavar="A,B", help="layers of each rank in the pipeline layout, or shares")
+    place.add_argument(
+        "--cpu-moe", nargs="?", const="all", metavar="N", help="layers whose experts stay on the CPU: N, all, auto, off"
+    )
+    place.add_argument(
+        "--assume-ram-mib", metavar="N", help="host memory of a profile that does not say how much its box has"
+    )
+
+
+def settings_like_up(args: argparse.Namespace, environ: Mapping[str, str], cwd: Path) -> Settings:
+    """The settings of `up` as flags, environment and files say them. Raises SettingError."""
+    import argparse
+
+    given = {name: getattr(args, name) for name in SHARED}
+    return resolve(argparse.Namespace(**given), environ, cwd)
+
+
+def wish_of(args: argparse.Namespace, settings: Settings) -> Wish:
+    """What is asked of the plan. Raises SettingError that names the field."""
+    said = settings.sources
+    kv_type = (
+        settings.kv_type if args.kv_type is None else _KV_TYPE.convert(args.kv_type.lower(), "--kv-type", "kv_type")
+    )
+    return Wish(
+        context=settings.context,
+        kv_tokens=settings.kv_tokens,
+        kv_type=kv_type,
+        running=settings.max_running if "max_running" in said else 0,
+        chunk=settings.chunk,
+        devices=devices_of(args.devices),
+        layout=_LAYOUT.convert(args.layout or "auto", "--layout", "layout"),
+        flip=_FLIP.convert(args.flip or "auto", "--flip", "flip"),
+        weight_vector=vector_of(args.weight_vector, "weight_vector"),
+        token_vector=vector_of(args.token_vector, "token_vector"),
+        pipeline_ratio=vector_of(args.pipeline_ratio, "pipeline_ratio"),
+        cpu_moe=layers_of(args.cpu_moe),
+        draft=_DRAFT.convert(args.draft or "auto", "--draft", "draft") == "auto",
+        vision=args.vision is not None and _SWITCH.convert(args.vision, "--vision", "vision"),
+        floor_bytes=settings.floor_mib * MIB if "floor_mib" in said else None,
+        threads=settings.threads,
+    )
+
+
+def devices_of(text: str | None) -> tuple[str, ...]:
+    """Words between commas; () for auto."""
+    if text is None or text.strip().lower() == "auto":
+        return ()
+    words = tuple(word.strip() for word in text.split(","))
+    if not all(words):
+        raise SettingError(
+            f"--devices: {text!r} has an empty word", field="devices", fix="write them with commas between: cpu,cuda:0"
+        )
+    if len(words) > VECTOR_MAX:
+        raise SettingError(f"--devices: {len(words)} devices", field="devices", fix=f"name at most {VECTOR_MAX}")
+    return words
+
+
+def vector_of(text: str | None, name: str) -> tuple[int, ...]:
+    """Whole numbers from 1 on, with commas between; () for auto."""
+    if text is None or text.strip().lower() == "auto":
+        return ()
+    said, fix = flag(name), "write whole numbers from 1 on with commas between, such as 30,17,17"
+    parts = text.split(",")
+    if len(parts) > VECTOR_MAX:
+        raise SettingError(f"{said}: {len(parts)} numbers", field=name, fix=f"give at most {VECTOR_MAX}")
+    numbers = []
+    for part in parts:
+        word = part.strip()
+        if not word.isascii() or not word.removeprefix("-").isdigit() or len(word) > 12:
+            raise SettingError(f"{said}: {word[:40]!r} is not a whole number", field=name, fix=fix)
+        number = int(word)
+        if not 1 <= number <= NUMBER_MAX:
+            raise SettingError(f"{said}: {number} is outside 1 to {NUMBER_MAX}", field=name, fix=fix)
+        numbers.append(number)
+    return tuple(numbers)
+
+
+def layers_of(text: str | None) -> int:
+    """Layers whose experts stay on the CPU; -1 for auto."""
+    word = "auto" if text is None else text.strip().lower()
+    words = {"auto": -1, "off": 0, "none": 0, "all": ALL_LAYERS}
+    if word in words:
+        return words[word]
+    if not word.isdigit():
+        raise SettingError(
+            f"--cpu-moe: {text!r} is not a number of layers", field="cpu_moe", fix="use a number, all, auto or off"
+        )
+    return int(_LAYERS.convert(word, "--cpu-moe", "cpu_moe"))
+
+
+def assumed_bytes(text: str | None) -> int | None:
+    return None if text is None else int(_ASSUMED.convert(text, "--assume-ram-mib", "assume_ram_mib")) * MIB
+
+
+def quant_of(text: str | None) -> str | None:
+    """The name of a mix, as its table spells it."""
+    from budget.quants import QUANTS
+
+    if text is None or text.strip().lower() in ("off", "none", "auto"):
+        return None
+    names = {name.lower(): name for name in QUANTS}
+    if text.strip().lower() not in names:
+        raise SettingError(
+            f"--quant: {text[:40]!r} is not a known mix{near(text, list(QUANTS))}",
+            field="quant",
+            fix=f"use one of {', '.join(QUANTS)}",
+        )
+    return names[text.strip().lower()]
