@@ -177,7 +177,7 @@ def plan(ceilings: Ceilings, shape: ModelShape, wish: Wish) -> Plan | Refusal | 
     _check(shape, wish)
     devices = chosen(ceilings, wish)
     if not devices:
-        return Unknown(ceilings, _why_unknown(ceilings), ceilings.doubts)
+        return _nothing_usable(ceilings, shape, wish)
     aperture = _aperture_refusal(ceilings, shape, wish)
     if aperture is not None:
         return aperture
@@ -659,9 +659,16 @@ def _check(shape: ModelShape, wish: Wish) -> None:
         )
 
 
-def _why_unknown(ceilings: Ceilings) -> str:
-    names = ", ".join(device.name for device in ceilings.devices)
-    return f"the memory of none of these devices is known: {names}"
+def _nothing_usable(ceilings: Ceilings, shape: ModelShape, wish: Wish) -> Refusal | Unknown:
+    """Devices whose memory is known and that cannot be used are a refusal; devices without a number are unknown."""
+    known = [device for device in ceilings.devices if device.total_bytes is not None and not device.usable]
+    if not known:
+        names = ", ".join(device.name for device in ceilings.devices)
+        return Unknown(ceilings, f"the memory of none of these devices is known: {names}", ceilings.doubts)
+    why = "; ".join(f"{device.name}: {device.why_not}" for device in ceilings.devices)
+    reason = f"{shape.name} ({shape.quant}) has no device to run on: {why}"
+    device = max(known, key=lambda device: device.total_bytes or 0)
+    return Refusal(shape, wish, ceilings, "no device", reason, device.index, shape.weights_bytes, 0, ())
 
 
 def _mib(count: int) -> int:
