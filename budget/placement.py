@@ -83,6 +83,19 @@ class Job:
             return ()
         return tuple(_dense(layer) for layer in self.shape.nextn) if self.wish.dense else self.shape.nextn
 
+    @cached_property
+    def alike(self) -> tuple[tuple[LayerShape, bool, int], ...]:
+        """Each different layer, whether it drafts, and how many there are of it."""
+        counts = Counter((layer, False) for layer in self.layers) + Counter((layer, True) for layer in self.drafting)
+        return tuple((layer, drafting, times) for (layer, drafting), times in counts.items())
+
+    @cached_property
+    def weights_per_byte(self) -> float:
+        """Weights in a packed byte: an operation is counted for a weight, not for its bits."""
+        params = sum(layer.params for layer in self.layers)
+        packed = sum(layer.bytes for layer in self.layers)
+        return params / packed if params and packed else 1.75
+
     @property
     def drafting_bytes(self) -> int:
         return self.shape.nextn_bytes if self.drafting else 0
@@ -261,30 +274,27 @@ def _stack(job: Job, option: Option, part: range, *, first: bool, last: bool) ->
     return Share(weights, kv_row=kv_row, kv_fixed=kv_fixed, state=state * job.running, read=read)
 
 
-def tensor_shares(job: Job, option: Option, shard: Shard) -> tuple[Share, ...]:
-    """Of each rank in the tensor layout."""
-    key = (TENSOR, shard.weights, shard.tokens, option.expert_layers)
+def tensor_shares(job: Job, shard: Shard) -> tuple[Share, ...]:
+    """Of each rank in the tensor layout. (Experts on the CPU go with the pipeline layout alone.)"""
+    key = (TENSOR, shard.weights, shard.tokens)
     if key not in job.memo:
-        job.memo[key] = _shards(job, option, shard)
+        job.memo[key] = _shards(job, shard)
     return job.memo[key]
 
 
-def _shards(job: Job, option: Option, shard: Shard) -> tuple[Share, ...]:
+def _shards(job: Job, shard: Shard) -> tuple[Share, ...]:
     count = len(shard.weights)
     weights, copies, reads, states = [0.0] * count, [0.0] * count, [0.0] * count, [0.0] * count
-    alike = Counter((layer, n < option.expert_layers, False) for n, layer in enumerate(job.layers))
-    alike.update((layer, False, True) for layer in job.drafting)
-    for (layer, away, drafting), times in alike.items():
+    for layer, drafting, times in job.alike:
         mixer, ffn = _fractions(layer.mixer_units, shard.weights), _fractions(layer.ffn_units, shard.weights)
         copied = layer.kv_bytes if layer.kv is not None and layer.kv.heads < count else 0
-        experts = 0 if away else layer.expert_bytes
         for rank in range(count):
-            own = layer.mixer_bytes * mixer[rank] + (layer.ffn_bytes + experts) * ffn[rank]
+            own = layer.mixer_bytes * mixer[rank] + (layer.ffn_bytes + layer.expert_bytes) * ffn[rank]
             weights[rank] += times * own
             copies[rank] += times * copied * (1 - mixer[rank])
             states[rank] += times * job.state(layer) * mixer[rank] * job.running
             if not drafting:
-                unread = experts * (1 - layer.used_experts) * ffn[rank]
+                unread = layer.expert_bytes * (1 - layer.used_experts) * ffn[rank]
                 reads[rank] += times * (own + copied * (1 - mixer[rank]) - unread)
     head = _fractions(max(1, job.shape.vocab // 64), shard.weights)
     rows = _fractions(0, shard.tokens) if shard.tokens else (1 / count,) * count

@@ -264,7 +264,7 @@ def _trial(
     pipeline = pipeline_shares(job, option, cut) if cut is not None else ()
     if shard is not None and not shard.tokens:
         shard = replace(shard, tokens=_token_vector(job, option, ceilings, pipeline, shard))
-    tensor = tensor_shares(job, option, shard) if shard is not None else ()
+    tensor = tensor_shares(job, shard) if shard is not None else ()
     found = tuple(terms(job, option, ceilings, pipeline, tensor))
     space = room(found, ceilings)
     granule = PAGE * (sum(shard.tokens) if shard is not None else 1)
@@ -388,7 +388,7 @@ def _token_vector(
     job: Job, option: Option, ceilings: Ceilings, pipeline: Sequence[Share], shard: Shard
 ) -> tuple[int, ...]:
     """The vector that addresses the most tokens with what the weights leave of each rank."""
-    tensor = tensor_shares(job, option, replace(shard, tokens=(1,) * len(option.ranks)))
+    tensor = tensor_shares(job, replace(shard, tokens=(1,) * len(option.ranks)))
     row = sum(share.kv_row for share in tensor)
     found = [term for term in terms(job, option, ceilings, pipeline, tensor) if TENSOR in term.held]
     rows = []
@@ -429,10 +429,9 @@ def _speeds(
 
 
 def _work(job: Job, share: Share) -> Work:
-    params = sum(layer.params for layer in job.layers)
-    packed = sum(layer.bytes for layer in job.layers)
-    per_byte = params / packed if params and packed else 1.75
-    return Work(share.read, share.kv_row * _DEPTH + share.state / max(1, job.running), 2 * share.read * per_byte)
+    return Work(
+        share.read, share.kv_row * _DEPTH + share.state / max(1, job.running), 2 * share.read * job.weights_per_byte
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------- outcomes
