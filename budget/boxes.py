@@ -26,6 +26,14 @@ class ModelRow:
     problem: str
 
     @property
+    def folder(self) -> str:
+        return self.path.rpartition("/")[0]
+
+    @property
+    def file(self) -> str:
+        return self.path.rpartition("/")[2]
+
+    @property
     def lacking_bytes(self) -> int | None:
         if not isinstance(self.outcome, Refusal):
             return None
@@ -82,27 +90,30 @@ def _headline(style: Style, box: Box, ceilings: Ceilings) -> list[str]:
     cards = [device for device in usable if device.kind != "cpu"]
     best = max(cards or usable, key=lambda device: device.ceiling_bytes or 0)
     what = " + ".join(device.name for device in cards) or "CPU only"
-    where = "" if box.environment in (None, "bare") else f", in a {box.environment}"
+    names = {"vm": "a VM", "container": "a container", "wsl2": "WSL2", "windows": "Windows"}
+    where = f", in {names[box.environment]}" if box.environment in names else ""
     most = f"up to {mib(best.ceiling_bytes)} MiB may be held on device {best.index} at the peak"
     return [style.paint(line, "head") for line in wrapped(f"{box.id}: {what}{where}; {most}.")]
 
 
 def _models(style: Style, models: Sequence[ModelRow], more: int) -> list[str]:
+    """A table for each folder, so that a file's name stays whole."""
     if not models:
-        return [
-            style.paint("Models on disk", "head"),
-            *wrapped("none in this folder, the cache or the hub's cache. homeserve pull fetches one.", INDENT, INDENT),
+        text = "none in this folder, the cache or the hub's cache. homeserve pull fetches one."
+        return [style.paint("Models on disk", "head"), *wrapped(text, INDENT, INDENT)]
+    lines = []
+    for folder in dict.fromkeys(model.folder for model in models):
+        rows = [_row(model) for model in models if model.folder == folder]
+        columns = [
+            Column("model", limit=48),
+            Column("weights MiB", right=True),
+            Column("fits"),
+            Column("context", right=True),
+            Column("pool", right=True),
+            Column("how, or why not"),
         ]
-    rows = [_row(model) for model in models]
-    columns = [
-        Column("model", limit=46),
-        Column("weights MiB", right=True),
-        Column("fits"),
-        Column("context", right=True),
-        Column("pool", right=True),
-        Column(""),
-    ]
-    lines = [style.paint("Models on disk", "head"), *table(style, columns, rows)]
+        where = f", in {folder}" if folder else ", in this folder"
+        lines += [style.paint(f"Models on disk{where}", "head"), *table(style, columns, rows)]
     if more:
         lines += wrapped(f"and {more} more that were not looked at: homeserve budget FILE", INDENT, INDENT)
     return lines
@@ -112,13 +123,13 @@ def _row(model: ModelRow) -> list[Cell]:
     match model.outcome:
         case Plan() as plan:
             size = mib(plan.shape.weights_bytes)
-            return [model.path, size, ("yes", "good"), grouped(plan.context), grouped(plan.kv_tokens), plan.option]
+            return [model.file, size, ("yes", "good"), grouped(plan.context), grouped(plan.kv_tokens), plan.option]
         case Refusal() as refusal:
             lack = f"{mib(model.lacking_bytes)} MiB lack on device {refusal.device}"
-            return [model.path, mib(refusal.shape.weights_bytes), ("no", "bad"), "", "", lack]
+            return [model.file, mib(refusal.shape.weights_bytes), ("no", "bad"), "", "", lack]
         case Unknown() as unknown:
-            return [model.path, "", ("unknown", "unsure"), "", "", unknown.why]
-    return [model.path, "", ("unknown", "unsure"), "", "", model.problem]
+            return [model.file, "", ("unknown", "unsure"), "", "", unknown.why]
+    return [model.file, "", ("unknown", "unsure"), "", "", model.problem]
 
 
 def _next(style: Style, models: Sequence[ModelRow], beside: tuple[str, ...]) -> list[str]:

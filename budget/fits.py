@@ -9,7 +9,7 @@ from budget.facts import Doubt, MemoryFacts
 from budget.page import INDENT, Cell, Column, Style, grouped, table, wrapped
 from budget.plan import Plan
 from budget.question import Question, run_settings
-from budget.sums import arithmetic, heading, ledger_table, moments_of, named, shared_pools
+from budget.sums import arithmetic, has_room, heading, ledger_table, moments_of, named, shared_pools, what_binds
 
 
 def plan_parts(
@@ -32,16 +32,15 @@ def plan_parts(
 
 
 def _headline(style: Style, plan: Plan) -> list[str]:
-    device = plan.ceilings.devices[plan.binds.device]
     trained = "" if plan.context >= plan.shape.context else f" (the model allows {grouped(plan.shape.context)})"
     text = (
         f"FITS: {plan.shape.name} ({plan.shape.quant}) with {grouped(plan.context)} tokens of context{trained},"
         f" {plan.running} request{'s' * (plan.running != 1)} at once, {grouped(plan.kv_tokens)} tokens of"
-        f" {plan.wish.kv_type} KV in all; {plan.binds.line!r} on {named(device)} binds."
+        f" {plan.wish.kv_type} KV in all; {what_binds(plan)}."
     )
     lines = wrapped(text)
     lines[0] = lines[0].replace("FITS", style.paint("FITS", "good"), 1)
-    if plan.binds.why:
+    if plan.binds.why and not has_room(plan):
         lines += wrapped(f"Why it binds: {plan.binds.why}")
     return lines + wrapped(f"How it runs: {plan.option}")
 
@@ -52,7 +51,7 @@ def _devices(style: Style, plan: Plan, host: MemoryFacts | None) -> list[list[st
     moments = moments_of(plan.layouts)
     for device in plan.ceilings.devices:
         if any(line.device == device.index for line in plan.lines):
-            binding = plan.binds.line if device.index == plan.binds.device else ""
+            binding = plan.binds.line if device.index == plan.binds.device and not has_room(plan) else ""
             sums = wrapped(arithmetic(device, host), INDENT, INDENT * 2)
             parts.append([*heading(style, device), *sums, *ledger_table(style, device, plan.lines, moments, binding)])
         else:

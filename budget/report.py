@@ -16,7 +16,7 @@ from budget.page import Cell, Column, Style, gained, grouped, mib, table
 from budget.plan import Plan, Refusal, Unknown
 from budget.question import Question, flags
 from budget.refused import refusal_parts, unknown_parts
-from budget.sums import moments_of, named, peak_moment
+from budget.sums import has_room, moments_of, peak_moment, what_binds
 
 PLAIN = Style()
 
@@ -75,8 +75,8 @@ def summary(plan: Plan) -> list[str]:
     ]
     more = f" and {len(held) - 2} more" if len(held) > 2 else ""
     lines.append(f"holds at the peak: {', '.join(held[:2])}{more}")
-    binding = plan.ceilings.devices[plan.binds.device]
-    lines.append(f"binds: {plan.binds.line} on {named(binding)}" + (f", {plan.binds.why}" if plan.binds.why else ""))
+    why = f": {plan.binds.why}" if plan.binds.why and not has_room(plan) else ""
+    lines.append(f"{what_binds(plan)}{why}")
     if best := max(plan.advice, key=lambda advice: advice.gain_tokens, default=None):
         lines.append(f"more: {' '.join(flags(best.flags))} gives {gained(best.gain_tokens)} tokens of {best.of}")
     if plan.doubts:

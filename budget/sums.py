@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from budget.ceilings import Ceilings, Device
 from budget.facts import MemoryFacts
 from budget.ledger import MOMENTS, Line, held_bytes, peak_bytes
-from budget.page import INDENT, Cell, Column, Style, mib, shown, table, tenths, wrapped
+from budget.page import INDENT, Cell, Column, Style, grouped, mib, shown, table, tenths, wrapped
+from budget.plan import Plan
 
 BAR = 12
 
@@ -19,6 +20,19 @@ BAR = 12
 def named(device: Device) -> str:
     """How a page calls a device."""
     return f"device {device.index} ({device.name})"
+
+
+def has_room(plan: Plan) -> bool:
+    """Whether a larger pool would fit than the one that is planned, which nobody asked for."""
+    return plan.most_tokens > plan.kv_tokens
+
+
+def what_binds(plan: Plan) -> str:
+    """The line that leaves no room for more, and where; or that there is room."""
+    where = f"{plan.binds.line!r} on {named(plan.ceilings.devices[plan.binds.device])}"
+    if not has_room(plan):
+        return f"{where} binds"
+    return f"nothing binds yet: {grouped(plan.most_tokens)} tokens would fit, then {where} would bind"
 
 
 def heading(style: Style, device: Device) -> list[str]:

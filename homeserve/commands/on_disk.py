@@ -1,4 +1,7 @@
-"""Models that are on this machine already. Nothing is fetched here, and of a file only the header is read."""
+"""Models that are on this machine already. Nothing is fetched here, and of a file only the header is read.
+
+The rooms that read files are imported when a file is asked about: a plan from a shape is there before they are.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from budget.facts import ModelShape
-from homeserve.checkpoint import names
-from homeserve.checkpoint.packaged_model import SMOLLM2_135M
 from homeserve.errors import FetchError, ModelNotFound
 
 FILES_MAX = 24
@@ -28,6 +29,8 @@ def find(name: str, cache: Path, environ: Mapping[str, str]) -> str | None:
 
     Raises ModelNotFound for what is not here, with how to get it.
     """
+    from homeserve.checkpoint import names
+
     if name and "\0" not in name and os.path.exists(name):
         return name
     full = names.ALIASES.get(name.lower(), name)
@@ -54,6 +57,8 @@ def find(name: str, cache: Path, environ: Mapping[str, str]) -> str | None:
 
 def default_path(cache: Path) -> Path:
     """Where the default model lies once it was fetched."""
+    from homeserve.checkpoint.packaged_model import SMOLLM2_135M
+
     return cache / "models" / SMOLLM2_135M.file_name
 
 

@@ -19,6 +19,7 @@ from homeserve.settings import Option, flag, near, options, resolve
 if TYPE_CHECKING:
     import argparse
 
+    from budget.facts import Box
     from homeserve.settings import Settings
 
 SHARED = ("context", "kv_tokens", "max_running", "chunk", "floor_mib")
@@ -76,8 +77,8 @@ def settings_like_up(args: argparse.Namespace, environ: Mapping[str, str], cwd: 
     return resolve(argparse.Namespace(**given), environ, cwd)
 
 
-def wish_of(args: argparse.Namespace, settings: Settings) -> Wish:
-    """What is asked of the plan. Raises SettingError that names the field."""
+def wish_of(args: argparse.Namespace, settings: Settings, box: Box) -> Wish:
+    """What is asked of a plan on `box`. Raises SettingError that names the field."""
     said = settings.sources
     kv_type = (
         settings.kv_type if args.kv_type is None else _KV_TYPE.convert(args.kv_type.lower(), "--kv-type", "kv_type")
@@ -98,7 +99,7 @@ def wish_of(args: argparse.Namespace, settings: Settings) -> Wish:
         draft=_DRAFT.convert(args.draft or "auto", "--draft", "draft") == "auto",
         vision=args.vision is not None and _SWITCH.convert(args.vision, "--vision", "vision"),
         floor_bytes=settings.floor_mib * MIB if "floor_mib" in said else None,
-        threads=settings.threads,
+        threads=settings.threads or (box.cpu.usable if box.cpu is not None else 0),
     )
 
 

@@ -49,6 +49,14 @@ def test_the_first_sentence_says_what_fits_and_what_binds(told: SimpleNamespace)
     assert "1 request at once" in one
 
 
+def test_a_pool_that_nobody_asked_for_binds_nothing(told: SimpleNamespace) -> None:
+    lines = report(replace(told.plan, most_tokens=200000), told.host, (), ASKED)
+    text = " ".join(lines[:4])
+    assert "nothing binds yet: 200 000 tokens would fit, then 'kv pool' on device 1" in text
+    assert not any(line.startswith("Why it binds") for line in lines)
+    assert "nothing binds yet" in summary(replace(told.plan, most_tokens=200000))[2]
+
+
 def test_parts_come_in_the_order_in_which_they_are_asked_for(told: SimpleNamespace) -> None:
     text = "\n".join(report(told.plan, told.host, told.doubts, ASKED))
     heads = (
@@ -237,7 +245,7 @@ def test_a_box_is_told_with_the_models_that_fit(told: SimpleNamespace) -> None:
     box = Box("my-box", told.host, None, environment="vm")
     lines = box_report(box, told.ceilings, told.doubts, rows, 3, Style(), ("--box", "b.json"))
     text = "\n".join(lines)
-    assert lines[0].startswith("my-box: NVIDIA GeForce RTX 5090 + NVIDIA GeForce RTX 3080, in a vm; up to 31 056.0 MiB")
+    assert lines[0].startswith("my-box: NVIDIA GeForce RTX 5090 + NVIDIA GeForce RTX 3080, in a VM; up to 31 056.0 MiB")
     assert re.search(r"a\.gguf +20 200\.0 +yes +65 536 +65 536", text)
     assert re.search(r"b\.gguf +20 200\.0 +no +604\.0 MiB lack on device 1", text)
     assert re.search(r"c\.gguf +unknown +is not GGUF", text)
@@ -260,7 +268,7 @@ def test_the_summary_of_up_is_three_to_five_lines(told: SimpleNamespace) -> None
     lines = summary(told.plan)
     assert 3 <= len(lines) <= 5 and all(len(line) <= 120 for line in lines)
     assert lines[0].startswith("context 65 536, 16 requests at once, 65 536 tokens of f16 KV")
-    assert "device 1 8 800.0 of 8 896.0 MiB (pipeline)" in lines[1] and "binds: kv pool on device 1" in lines[2]
+    assert "device 1 8 800.0 of 8 896.0 MiB (pipeline)" in lines[1] and lines[2].startswith("'kv pool' on device 1")
     assert 3 <= len(summary(replace(told.plan, advice=(), doubts=()))) <= 5
 
 
