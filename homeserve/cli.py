@@ -29,11 +29,13 @@ COMMANDS = {
     "chat": "talk to a model in the terminal",
     "ps": "list the servers that run",
     "down": "stop a server",
+    "budget": "say what fits on this box, what binds and what to change",
+    "probe": "say what this box is, as a profile that budget can plan with",
     "pull": "fetch a model and print where it lies",
     "doctor": "say what was found on this machine and what is missing",
 }
 _ALIASES = {"serve": "up"}
-_LATER = ("probe", "budget", "bench")
+_LATER = ("bench",)
 
 
 class Command(Protocol):

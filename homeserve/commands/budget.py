@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 REFUSED = 2
 LOOK_S = 0.25
-"""How long models on disk are looked at where none was asked for; the rest is counted."""
+"""How long models on disk are looked at, after the first one, where none was asked for; the rest is counted."""
 BACKEND_OF: Mapping[str, str] = {"cpu": "cpu", "nvidia": "cuda", "amd": "rocm"}
 """Vendor of a device -> the backend that computes on it."""
 
@@ -195,10 +195,10 @@ def _models_on_disk(asked: _Asked) -> tuple[list[ModelRow], int]:
         return [], 0
     from homeserve.model_facts import read_shape
 
-    until = time.monotonic() + LOOK_S
+    until = None
     rows: list[ModelRow] = []
     for at, path in enumerate(paths):
-        if time.monotonic() > until and rows:
+        if until is not None and time.monotonic() > until:
             return rows, more + len(paths) - at
         shown = _shown(path, asked.cwd)
         try:
@@ -209,6 +209,8 @@ def _models_on_disk(asked: _Asked) -> tuple[list[ModelRow], int]:
         except HomeserveError as error:
             # What a row says of a file that cannot be used; naming the file tells the rest.
             rows.append(ModelRow(shown, None, error.message.replace(f"{path}: ", "")))
+        if until is None:  # the first one also paid for the imports
+            until = time.monotonic() + LOOK_S
     return rows, more
 
 
