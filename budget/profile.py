@@ -252,9 +252,9 @@ class _Fields:
         return None
 
     def size(self, key: str) -> int | None:
-        """Bytes of a field in MiB."""
+        """Bytes of a field in MiB; a fraction of a byte is left away, so that nothing grows past what was said."""
         value = self.number(key, MOST_BYTES // MIB)
-        return None if value is None else round(value * MIB)
+        return None if value is None else int(value * MIB)
 
     def whole_size(self, key: str) -> int | None:
         """`size`, where 0 cannot be."""

@@ -113,8 +113,8 @@ def _gtt(card: Card, box: Box, held: int, doubts: list[Doubt]) -> tuple[int | No
         total = ram
     if card.gtt_used_bytes is None:
         return total, total
-    others = max(0, card.gtt_used_bytes - max(0, held - (card.used_bytes or 0)))
-    return total, max(0, total - others)
+    others = max(0, min(total, card.gtt_used_bytes) - max(0, held - (card.used_bytes or 0)))
+    return total, total - others
 
 
 def _default_gtt(card: Card, ram: int, kernel: str | None) -> tuple[int, str]:
