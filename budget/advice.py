@@ -165,8 +165,9 @@ def _advice(subject: Subject, made: Plan) -> Iterable[Advice]:
 
 def _changes(subject: Subject, made: Plan) -> Iterable[Settings]:
     wish = made.wish
-    if not wish.kv_tokens and made.most_tokens > made.kv_tokens and not wish.context:
-        yield {"kv_tokens": made.most_tokens}
+    usable = min(made.most_tokens, made.running * made.shape.context)
+    if not wish.kv_tokens and not wish.context and usable > made.kv_tokens:
+        yield {"kv_tokens": usable}
     for kv_type in ("q8_0", "f8"):
         if KV_BITS[kv_type] < KV_BITS[wish.kv_type]:
             yield {"kv_type": kv_type}
@@ -209,6 +210,12 @@ def _nearest(subject: Subject, wish: Wish) -> tuple[Settings, str] | None:
     return None
 
 
+def _most_tokens(subject: Subject, wish: Wish) -> int:
+    """The largest pool with all else as it was asked; 0 where not even a small one fits."""
+    made = _planned(subject, replace(wish, context=0, kv_tokens=0))
+    return made.most_tokens if isinstance(made, Plan) else 0
+
+
 _BESIDE = ("quant", "assume_ram_mib", "shape")
 """Settings of a nearest wish that are no part of a `Wish`."""
 
@@ -229,6 +236,8 @@ def _ladder(subject: Subject, wish: Wish) -> Iterable[tuple[Settings, str]]:
         yield {**free, **small}, "on other devices or layouts, with KV rows of q8_0"
     shorter: Settings = {"context": 0, "kv_tokens": 0}
     if wish.context or wish.kv_tokens:
+        most = _most_tokens(subject, wish)
+        yield {"context": min(wish.context, most), "kv_tokens": min(wish.kv_tokens, most)}, "with the most that fits"
         yield shorter, "with a shorter context"
         yield {**shorter, **small}, "with a shorter context and KV rows of q8_0"
     yield {**free, **shorter, **least}, "with everything at its smallest"

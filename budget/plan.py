@@ -309,7 +309,7 @@ def _comfort(job: Job) -> int:
 def _blended(job: Job, option: Option, ceilings: Ceilings) -> list[list[float]]:
     """For each blend the share of each rank: of the speed to read weights, of the memory."""
     devices = [ceilings.devices[index] for index in option.ranks]
-    speed = [rates_of(device).read_bytes_s for device in devices]
+    speed = [_rates(job, device).read_bytes_s for device in devices]
     memory = [float(max(1, device.ceiling_bytes or 1)) for device in devices]
     by_speed = [entry / sum(speed) for entry in speed]
     by_memory = [entry / sum(memory) for entry in memory]
@@ -413,7 +413,7 @@ def _check_length(name: str, vector: Sequence[int], option: Option) -> None:
 def _speeds(
     job: Job, option: Option, ceilings: Ceilings, pipeline: Sequence[Share], tensor: Sequence[Share]
 ) -> dict[str, LayoutSpeed]:
-    rates = [rates_of(ceilings.devices[index]) for index in option.ranks]
+    rates = [_rates(job, ceilings.devices[index]) for index in option.ranks]
     found = {}
     if pipeline:
         work, there = [_work(job, share) for share in pipeline], list(rates)
@@ -421,11 +421,15 @@ def _speeds(
             layers = job.layers[: option.expert_layers]
             away = sum(layer.expert_bytes * layer.used_experts for layer in layers)
             work.append(_work(job, Share(0, read=away)))
-            there.append(rates_of(ceilings.devices[-1]))
+            there.append(_rates(job, ceilings.devices[-1]))
         found[PIPELINE] = pipeline_speed(work, there, job.shape.hidden, len(job.layers))
     if tensor:
         found[TENSOR] = tensor_speed([_work(job, share) for share in tensor], rates, job.shape.hidden, len(job.layers))
     return found
+
+
+def _rates(job: Job, device: Device) -> DeviceRates:
+    return rates_of(device, job.wish.threads or None)
 
 
 def _work(job: Job, share: Share) -> Work:
@@ -499,7 +503,7 @@ def _flip(trial: Trial) -> tuple[float | None, int | None]:
     if not trial.option.resident:
         for place, index in enumerate(ranks):
             moved[place] = sum(term.fixed for term in trial.terms if term.device == index and "arena" in term.name)
-    seconds = flip_seconds(moved, [rates_of(trial.ceilings.devices[index]) for index in ranks])
+    seconds = flip_seconds(moved, [_rates(trial.job, trial.ceilings.devices[index]) for index in ranks])
     before, after = trial.speeds[PIPELINE].prefill_tok_s, trial.speeds[TENSOR].prefill_tok_s
     even = break_even(2 * seconds, after, before) if before > after > 0 else None
     return seconds, even
@@ -630,10 +634,11 @@ def _doubts(trial: Trial) -> list[Doubt]:
     if host.ceiling_bytes is None and held:
         what = "host memory is unknown"
         found.append(Doubt("host", what, f"{-(-held // MIB)} MiB of host lines are planned and not checked"))
-    unsure = [trial.ceilings.devices[i] for i in trial.option.ranks if not rates_of(trial.ceilings.devices[i]).sure]
-    for device in unsure:
-        rates: DeviceRates = rates_of(device)
-        found.append(Doubt(f"speed of {device.name}", rates.source, f"{rates.read_bytes_s / 1e9:.0f} GB/s"))
+    for index in trial.option.ranks:
+        device = trial.ceilings.devices[index]
+        rates = _rates(trial.job, device)
+        if not rates.sure:
+            found.append(Doubt(f"speed of {device.name}", rates.source, f"{rates.read_bytes_s / 1e9:.0f} GB/s"))
     return found
 
 

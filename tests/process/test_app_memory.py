@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from budget.facts import MemoryFacts
+from budget.probe import read_box
 from homeserve import app as app_module
 from homeserve.app import App
 from homeserve.errors import BudgetError, HomeserveError, WorkerStartError
@@ -56,12 +59,14 @@ async def test_a_plan_that_was_too_small_names_half_its_pool(tmp_path: Path, kil
 async def test_a_box_that_filled_up_meanwhile_names_what_fits_now(
     tmp_path: Path, killer: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = MemoryFacts(2 * GIB, 2 * GIB, "/group/memory.max", GIB // 2, None)
-    monkeypatch.setattr(app_module, "read_memory", lambda: now)
-    error = await failure(tmp_path, kv_tokens=1 << 20)
-    assert isinstance(error, BudgetError) and "512 MiB are free now under /group/memory.max" in error.message
-    most = int((error.fix or "").removeprefix("the most that fits is --kv-tokens "))
-    assert 0 < most < 1 << 20
+    box = read_box()
+    now = MemoryFacts(2 * GIB, 2 * GIB, "/group/memory.max", 3 * GIB // 4, None)
+    looks = iter([box, replace(box, memory=now)])
+    monkeypatch.setattr(app_module, "read_box", lambda: next(looks))
+    error = await failure(tmp_path, kv_tokens=1 << 21)
+    assert isinstance(error, BudgetError) and "768 MiB are free now under /group/memory.max" in error.message
+    found = re.search(r"the nearest that fits is .*--kv-tokens (\d+)", error.fix or "")
+    assert found is not None and 0 < int(found.group(1)) < 1 << 21
 
 
 async def test_a_small_pool_is_not_to_blame(tmp_path: Path, killer: None) -> None:

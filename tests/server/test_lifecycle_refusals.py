@@ -130,8 +130,8 @@ def test_a_setting_that_cannot_work(box: Any, tiny: str, flags: tuple[str, ...],
 def test_a_pool_that_does_not_fit_shows_the_arithmetic_and_what_fits(box: Any, tiny: str) -> None:
     run = box.start("up", tiny, "--kv-tokens", str(1 << 28))
     line = refused(run)
-    assert "weights 1 + workspace" in line and "MiB may be used" in line
-    assert "the most that fits is --kv-tokens " in run.err
+    assert "weights 1 + kv " in line and "MiB may be used" in line
+    assert "the nearest that fits is " in run.err
     most = int(run.err.rpartition("--kv-tokens ")[2].split()[0])
     assert 512 < most < 1 << 28 and most % 16 == 0
 
