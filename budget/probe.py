@@ -27,7 +27,7 @@ from budget.probe_amdsmi import second_opinion
 from budget.probe_nvidia import NvidiaFound, read_nvidia
 from budget.probe_pci import other_cards
 from budget.system import read_system
-from budget.tree import Tree, natural
+from budget.tree import Tree
 
 _VENDORS = ("nvidia", "amd", "intel", "other")
 _DOUBT_LIMIT = 200
@@ -97,11 +97,14 @@ def _cpu(tree: Tree, allowed: tuple[int, ...] | None) -> CpuFacts | None:
 
 
 def _in_order(cards: Iterable[Card]) -> list[Card]:
-    """By vendor, then by address. A second card of an id that is taken is named by its place."""
-    ordered = sorted(cards, key=lambda card: (_VENDORS.index(card.vendor), natural(card.pci or "~"), card.id))
+    """By vendor, then by address, those without one last. A second card with an id that is taken gets its place's."""
     found: dict[str, Card] = {}
-    for number, card in enumerate(ordered):
+    for number, card in enumerate(sorted(cards, key=_place)):
         if card.id in found:
             card = replace(card, id=f"{card.vendor}-{number}")
         found[card.id] = card
     return list(found.values())
+
+
+def _place(card: Card) -> tuple[int, bool, int, str, str]:
+    return _VENDORS.index(card.vendor), card.pci is None, len(card.pci or ""), card.pci or "", card.id

@@ -63,7 +63,7 @@ def address(text: str | None) -> str | None:
 def controllers(tree: Tree) -> list[Controller]:
     """Display controllers (class 03) and AMD's accelerators (class 12), in the order of the bus."""
     found = []
-    for name in tree.names(_DEVICES, ADDRESS.pattern):
+    for name in sorted(tree.names(_DEVICES, ADDRESS.pattern)):
         folder = f"{_DEVICES}/{name}"
         kind, vendor = tree.number(f"{folder}/class") or 0, tree.number(f"{folder}/vendor")
         if vendor is None or not (kind >> 16 == 0x03 or (kind >> 16 == 0x12 and vendor == AMD)):
