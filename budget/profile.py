@@ -208,7 +208,7 @@ class _Fields:
         self._doubts = doubts
 
     def doubt(self, key: str, what: str, taken: str = "not known") -> None:
-        self._doubts.append(Doubt(f"{self._where}: {self._prefix}{key}", what, taken))
+        self._doubts.append(Doubt(_clean(f"{self._where}: {self._prefix}{key}"), _clean(what), taken))
 
     def text(self, key: str) -> str | None:
         """A text without control characters, of bounded length; None where it is missing or empty."""
@@ -370,20 +370,22 @@ def _cpu(top: _Fields) -> CpuFacts | None:
 
 def _cards(entries: Sequence[object], where: str, doubts: list[Doubt]) -> tuple[Card, ...]:
     cards: list[Card] = []
-    taken = {name for entry in entries if isinstance(entry, dict) for name in (entry.get("id"), entry.get("pci"))}
+    said = [entry.get(key) for entry in entries if isinstance(entry, dict) for key in ("id", "pci")]
+    taken = {_clean(name) for name in said if isinstance(name, str)}
     for index, entry in enumerate(entries):
         if isinstance(entry, dict):
             cards.append(_card(_Fields(entry, where, f"gpus[{index}].", doubts), taken))
         else:
-            doubts.append(Doubt(f"{where}: gpus[{index}]", f"{_kind(entry)} where a card belongs", "left out"))
+            what = f"{_kind(entry)} where a card belongs"
+            doubts.append(Doubt(_clean(f"{where}: gpus[{index}]"), what, "left out"))
     return tuple(cards)
 
 
-def _card(part: _Fields, taken: set[object]) -> Card:
+def _card(part: _Fields, taken: set[str]) -> Card:
     """`taken` are the names in use; the card's own is added where it has to be made up."""
     vendor = (part.text("vendor") or "").lower()
     if vendor not in VENDORS:
-        part.doubt("vendor", f"{_shown(vendor)} is none of {', '.join(VENDORS)}", "other: no backend")
+        part.doubt("vendor", f"{_shown(vendor) or 'nothing'} is none of {', '.join(VENDORS)}", "other: no backend")
         vendor = "other"
     pci = part.text("pci")
     name = part.text("id") or pci
