@@ -25,7 +25,7 @@ from budget.aperture import check_groups
 from budget.ceilings import Ceilings, Device
 from budget.facts import GIB, MIB, Doubt, ModelShape
 from budget.ledger import MOMENTS, PIPELINE, TENSOR, Line, Term, held_bytes
-from budget.options import EXPERTS, WishError, chosen, options
+from budget.options import CPU_ONLY, EXPERTS, WITH_CPU, WishError, chosen, options
 from budget.placement import (
     Cut,
     Job,
@@ -67,6 +67,9 @@ _BLENDS = (0.0, 0.5, 1.0)
 _VECTOR_UNITS = 64
 _DEPTH = 2048
 """Tokens of context at which decode speed is told."""
+_EARNED = 0.75
+"""One layout comes before two with a flip only where it is clearly faster: the speeds are estimates, and a server that
+holds both layouts measures which of them pays."""
 _JOB_PROMPT, _JOB_ANSWER = 2048, 256
 """The request by which placements are compared."""
 
@@ -185,7 +188,7 @@ def plan(ceilings: Ceilings, shape: ModelShape, wish: Wish) -> Plan | Refusal | 
     best: Trial | None = None
     for running in (wish.running,) if wish.running else (0, 1):
         job = settle(shape, wish, running)
-        for group in options(job, ceilings, devices):
+        for group in _fastest_first(job, ceilings, options(job, ceilings, devices)):
             capped = bool(tried)
             for option in group:
                 trial = _best_trial(job, option, ceilings, capped=capped)
@@ -193,10 +196,61 @@ def plan(ceilings: Ceilings, shape: ModelShape, wish: Wish) -> Plan | Refusal | 
                 if trial.tokens >= job.least_tokens and (best is None or trial.key > best.key):
                     best = trial
             if best is not None and best.tokens >= _comfort(job):
-                return _made(best, tried)
+                return _made(best, tried, _passed_over(job, ceilings, devices, tried))
     if best is not None:
         return _made(best, tried)
     return _refused(tried)
+
+
+def _fastest_first(job: Job, ceilings: Ceilings, groups: Sequence[Sequence[Option]]) -> list[Sequence[Option]]:
+    """A flip must earn its keep: where one layout is the faster one for prompts and for answers, it comes first.
+
+    The order must not depend on how much memory there is (see `plan`), so it is told by the cuts by speed alone.
+    """
+    alone = [group for group in groups if not _ways_out(group)]
+    if len(alone) < 2:
+        return list(groups)
+    seconds = {id(group): _job_seconds(job, group[0], ceilings) for group in alone}
+    best = min(alone, key=lambda group: seconds[id(group)])
+    if seconds[id(best)] < seconds[id(alone[0])] * _EARNED:
+        alone.sort(key=lambda group: seconds[id(group)])
+    return [*alone, *(group for group in groups if _ways_out(group))]
+
+
+def _passed_over(job: Job, ceilings: Ceilings, devices: Sequence[Device], tried: Sequence[Trial]) -> tuple[Priced, ...]:
+    """Placements on the cards alone that were not tried, because a faster one gives enough: told with their speeds."""
+    names = {trial.option.name for trial in tried}
+    found = []
+    for group in options(job, ceilings, devices):
+        for option in group if not _ways_out(group) else ():
+            if option.name not in names:
+                speeds = _speeds_by_speed(job, option, ceilings)
+                prefill, decode = speeds.get(PIPELINE) or speeds[TENSOR], speeds.get(TENSOR) or speeds[PIPELINE]
+                why = "slower on these devices"
+                found.append(Priced(option.name, None, prefill.prefill_tok_s, decode.decode_tok_s, why))
+    return tuple(found)
+
+
+def _ways_out(group: Sequence[Option]) -> bool:
+    return any(option.name in (EXPERTS, WITH_CPU, CPU_ONLY) for option in group)
+
+
+def _job_seconds(job: Job, option: Option, ceilings: Ceilings) -> float:
+    """Time of the request by which placements are compared, with weights divided by speed."""
+    return _seconds(_speeds_by_speed(job, option, ceilings))
+
+
+def _speeds_by_speed(job: Job, option: Option, ceilings: Ceilings) -> dict[str, LayoutSpeed]:
+    cut = _cuts(job, option, ceilings)[0] if PIPELINE in option.layouts else None
+    shard = _shards(job, option, ceilings)[0] if TENSOR in option.layouts else None
+    pipeline = pipeline_shares(job, option, cut) if cut is not None else ()
+    tensor = tensor_shares(job, shard) if shard is not None else ()
+    return _speeds(job, option, ceilings, pipeline, tensor)
+
+
+def _seconds(speeds: Mapping[str, LayoutSpeed]) -> float:
+    prefill, decode = speeds.get(PIPELINE) or speeds[TENSOR], speeds.get(TENSOR) or speeds[PIPELINE]
+    return _JOB_PROMPT / prefill.prefill_tok_s + _JOB_ANSWER / decode.decode_tok_s
 
 
 # ------------------------------------------------------------------------------------------------------------- trials
@@ -217,16 +271,9 @@ class Trial:
     speeds: Mapping[str, LayoutSpeed]
 
     @property
-    def job_seconds(self) -> float:
-        """Time of the request by which placements are compared."""
-        prefill = self.speeds.get(PIPELINE) or self.speeds[TENSOR]
-        decode = self.speeds.get(TENSOR) or self.speeds[PIPELINE]
-        return _JOB_PROMPT / prefill.prefill_tok_s + _JOB_ANSWER / decode.decode_tok_s
-
-    @property
     def key(self) -> tuple[float, ...]:
         """What is preferred: tokens, then no refill at a flip, then speed; for what does not fit, the least lack."""
-        return (self.tokens, -self.room.short_bytes, self.option.resident, -self.job_seconds)
+        return (self.tokens, -self.room.short_bytes, self.option.resident, -_seconds(self.speeds))
 
 
 def _best_trial(job: Job, option: Option, ceilings: Ceilings, *, capped: bool) -> Trial:
@@ -441,7 +488,7 @@ def _work(job: Job, share: Share) -> Work:
 # ----------------------------------------------------------------------------------------------------------- outcomes
 
 
-def _made(trial: Trial, tried: Sequence[Trial]) -> Plan:
+def _made(trial: Trial, tried: Sequence[Trial], passed_over: Sequence[Priced] = ()) -> Plan:
     job, option, ceilings = trial.job, trial.option, trial.ceilings
     lines = tuple(line for line in (term.at(trial.tokens) for term in trial.terms) if line.bytes)
     if not fits(lines, ceilings):
@@ -467,10 +514,16 @@ def _made(trial: Trial, tried: Sequence[Trial]) -> Plan:
         speeds=trial.speeds,
         flip_s=flip_s,
         break_even_tokens=even,
-        most_tokens=trial.room.tokens // PAGE * PAGE if trial.room.tokens < TOKENS_MAX else trial.tokens,
-        priced=_priced(trial, tried),
+        most_tokens=_most(trial),
+        priced=(*_priced(trial, tried), *passed_over),
         doubts=(*ceilings.doubts, *_doubts(trial)),
     )
+
+
+def _most(trial: Trial) -> int:
+    """The largest pool that fits, in whole pages on every rank."""
+    granule = PAGE * (sum(trial.shard.tokens) if trial.shard is not None else 1)
+    return trial.tokens if trial.room.tokens >= TOKENS_MAX else trial.room.tokens // granule * granule
 
 
 def _rank_tokens(trial: Trial, device: int) -> int:
@@ -488,10 +541,10 @@ def _binds(trial: Trial, lines: Sequence[Line]) -> Binds:
         return Binds(trial.option.ranks[0], host_lines.WEIGHTS, "nothing: the model keeps no token in memory")
     largest = max((line for line in own if line is not pool), key=lambda line: line.bytes, default=own[0])
     name = trial.ceilings.devices[device].name
-    if trial.tokens < trial.room.tokens // PAGE * PAGE - PAGE * 64:
-        return Binds(device, largest.name, f"nothing yet: {name} would hold {trial.room.tokens // PAGE * PAGE} tokens")
-    line = pool.name if pool is not None else largest.name
-    return Binds(device, line, f"{name} is full at {trial.room.tokens // PAGE * PAGE} tokens ({moment})")
+    most = _most(trial)
+    if trial.tokens < most:
+        return Binds(device, largest.name, f"nothing yet: {name} would hold {most} tokens")
+    return Binds(device, pool.name if pool is not None else largest.name, f"{name} is full at {most} tokens ({moment})")
 
 
 def _flip(trial: Trial) -> tuple[float | None, int | None]:
