@@ -196,7 +196,7 @@ def plan(ceilings: Ceilings, shape: ModelShape, wish: Wish) -> Plan | Refusal | 
                 if trial.tokens >= job.least_tokens and (best is None or trial.key > best.key):
                     best = trial
             if best is not None and best.tokens >= _comfort(job):
-                return _made(best, tried, _passed_over(job, ceilings, devices, tried))
+                return _made(best, tried, _passed_over(best, devices, tried))
     if best is not None:
         return _made(best, tried)
     return _refused(tried)
@@ -217,17 +217,19 @@ def _fastest_first(job: Job, ceilings: Ceilings, groups: Sequence[Sequence[Optio
     return [*alone, *(group for group in groups if _ways_out(group))]
 
 
-def _passed_over(job: Job, ceilings: Ceilings, devices: Sequence[Device], tried: Sequence[Trial]) -> tuple[Priced, ...]:
-    """Placements on the cards alone that were not tried, because a faster one gives enough: told with their speeds."""
-    names = {trial.option.name for trial in tried}
+def _passed_over(taken: Trial, devices: Sequence[Device], tried: Sequence[Trial]) -> tuple[Priced, ...]:
+    """Placements on the cards alone that were not tried, because an earlier one gives enough: told with their speeds."""
+    job, ceilings, names = taken.job, taken.ceilings, {trial.option.name for trial in tried}
     found = []
     for group in options(job, ceilings, devices):
         for option in group if not _ways_out(group) else ():
-            if option.name not in names:
-                speeds = _speeds_by_speed(job, option, ceilings)
-                prefill, decode = speeds.get(PIPELINE) or speeds[TENSOR], speeds.get(TENSOR) or speeds[PIPELINE]
-                why = "slower on these devices"
-                found.append(Priced(option.name, None, prefill.prefill_tok_s, decode.decode_tok_s, why))
+            if option.name in names:
+                continue
+            speeds = _speeds_by_speed(job, option, ceilings)
+            prefill, decode = speeds.get(PIPELINE) or speeds[TENSOR], speeds.get(TENSOR) or speeds[PIPELINE]
+            slower = _seconds(speeds) > _seconds(taken.speeds)
+            why = "slower on these devices" if slower else "not so much faster that it is worth giving up the flip"
+            found.append(Priced(option.name, None, prefill.prefill_tok_s, decode.decode_tok_s, why))
     return tuple(found)
 
 
