@@ -218,7 +218,8 @@ def _fastest_first(job: Job, ceilings: Ceilings, groups: Sequence[Sequence[Optio
 
 
 def _passed_over(taken: Trial, devices: Sequence[Device], tried: Sequence[Trial]) -> tuple[Priced, ...]:
-    """Placements on the cards alone that were not tried, because an earlier one gives enough: told with their speeds."""
+    """Placements on the cards alone that were not tried, because an earlier one gives enough: told with their
+    speeds."""
     job, ceilings, names = taken.job, taken.ceilings, {trial.option.name for trial in tried}
     found = []
     for group in options(job, ceilings, devices):
