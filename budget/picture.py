@@ -21,7 +21,7 @@ from budget.ceilings import Ceilings, Device
 from budget.ledger import Line, held_bytes, peak_bytes
 from budget.page import grouped, mib
 from budget.plan import Plan, Refusal
-from budget.sums import moments_of
+from budget.sums import moments_of, what_binds
 
 WIDTH = 960
 MARGIN = 24
@@ -37,18 +37,33 @@ COLOURS = (
     "#7fb2e5", "#f2b36b", "#8fd19e", "#e59aa5", "#b9a3e3", "#e3d26b", "#79cfcf", "#d7a884", "#a9c46c", "#e2a0d6",
     "#9fb0c0", "#c9c2b0",
 )  # fmt: skip
-"""Of parts: light enough for dark letters on both grounds. Names beyond them start over."""
+"""Of parts: light enough for dark letters on both grounds. The largest parts have them; as many more are striped."""
 
 _STYLE = """
 svg { font-family: system-ui, sans-serif; }
 .ground { fill: #ffffff; } .ink { fill: #1f2328; } .soft { fill: #59636e; } .over { fill: #b42318; }
-.on { fill: #14181d; } .track { fill: #eef1f4; } .part { stroke: #ffffff; stroke-width: 1; }
+.on { fill: #14181d; } .stripe { stroke: #14181d; stroke-width: 2; opacity: 0.55; }
+.track { fill: #eef1f4; } .part { stroke: #ffffff; stroke-width: 1; }
 .ceiling { stroke: #b42318; stroke-width: 2; }
 @media (prefers-color-scheme: dark) {
   .ground { fill: #15181c; } .ink { fill: #e8eaed; } .soft { fill: #a3adb8; } .over { fill: #ff9d92; }
   .track { fill: #262b31; } .part { stroke: #15181c; } .ceiling { stroke: #ff8a7d; }
 }
 """
+
+
+_STRIPES = (
+    '<defs><pattern id="stripes" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    '<line class="stripe" x1="0" y1="0" x2="0" y2="5"/></pattern></defs>'
+)
+
+
+@dataclass(frozen=True)
+class _Paint:
+    """How a part is filled."""
+
+    colour: str
+    striped: bool
 
 
 @dataclass(frozen=True)
@@ -67,7 +82,7 @@ def svg(outcome: Plan | Refusal) -> str:
     """The picture of a plan, or of the option that came nearest."""
     layouts = outcome.layouts if isinstance(outcome, Plan) else _layouts_held(outcome.lines)
     moments = moments_of(layouts)
-    colours = _colours(outcome.lines)
+    paints = _paints(outcome.ceilings, outcome.lines)
     devices = [each for each in outcome.ceilings.devices if any(line.device == each.index for line in outcome.lines)]
     over = _over(outcome.ceilings, outcome.lines)
     parts, y = [], MARGIN + 18.0
@@ -76,14 +91,14 @@ def svg(outcome: Plan | Refusal) -> str:
     parts.append(_text(MARGIN, y, _subtitle(outcome), 13, "soft"))
     y += 14
     for device in devices:
-        drawn, y = _device(device, outcome.lines, moments, colours, over, y + 26)
+        drawn, y = _device(device, outcome.lines, moments, paints, over, y + 26)
         parts += drawn
-    drawn, y = _legend(colours, y + 30)
+    drawn, y = _legend(paints, y + 30)
     parts += drawn
     height = round(y + MARGIN)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
-        f' role="img">\n<title>{escape(_clean(_title(outcome)))}</title>\n<style>{_STYLE}</style>'
+        f' role="img">\n<title>{escape(_clean(_title(outcome)))}</title>\n<style>{_STYLE}</style>\n{_STRIPES}'
     )
     ground = f'<rect class="ground" width="{WIDTH}" height="{height}"/>'
     return "\n".join([head, ground, *parts, "</svg>"]) + "\n"
@@ -106,9 +121,8 @@ def _title(outcome: Plan | Refusal) -> str:
 def _subtitle(outcome: Plan | Refusal) -> str:
     if isinstance(outcome, Plan):
         text = (
-            f"{grouped(outcome.context)} tokens of context, {outcome.running} requests at once,"
-            f" {grouped(outcome.kv_tokens)} tokens of {outcome.wish.kv_type} KV. {outcome.binds.line} on device"
-            f" {outcome.binds.device} binds."
+            f"{grouped(outcome.context)} tokens of context, {outcome.running} at once, {grouped(outcome.kv_tokens)}"
+            f" tokens of {outcome.wish.kv_type} KV; {what_binds(outcome)}"
         )
     else:
         lacking = mib(max(0, outcome.needed_bytes - outcome.available_bytes))
@@ -124,10 +138,15 @@ def _layouts_held(lines: Sequence[Line]) -> tuple[str, ...]:
     return tuple(layout for layout in ("pipeline", "tensor") if layout in some) or ("pipeline",)
 
 
-def _colours(lines: Sequence[Line]) -> dict[str, str]:
-    """Name -> colour, the same on every device, in the order of the ledger."""
-    names = dict.fromkeys(line.name for line in lines if line.bytes > 0)
-    return {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(names)}
+def _paints(ceilings: Ceilings, lines: Sequence[Line]) -> dict[str, _Paint]:
+    """Name -> how it is filled, the same on every device; the largest shares of a ceiling first, as in each bar."""
+    share: dict[str, float] = {}
+    for line in lines:
+        whole = ceilings.devices[line.device].ceiling_bytes or peak_bytes(lines, line.device) or 1
+        if line.bytes > 0:
+            share[line.name] = max(share.get(line.name, 0.0), line.bytes / whole)
+    names = sorted(share, key=lambda name: -share[name])
+    return {name: _Paint(COLOURS[at % len(COLOURS)], at >= len(COLOURS)) for at, name in enumerate(names)}
 
 
 def _over(ceilings: Ceilings, lines: Sequence[Line]) -> float:
@@ -139,7 +158,7 @@ def _over(ceilings: Ceilings, lines: Sequence[Line]) -> float:
 
 
 def _device(
-    device: Device, lines: Sequence[Line], moments: Sequence[str], colours: dict[str, str], over: float, y: float
+    device: Device, lines: Sequence[Line], moments: Sequence[str], paints: dict[str, _Paint], over: float, y: float
 ) -> tuple[list[str], float]:
     room = WIDTH - 2 * MARGIN - LABELS - 96.0
     whole = device.ceiling_bytes or peak_bytes(lines, device.index) or 1
@@ -153,7 +172,7 @@ def _device(
     y += 8
     top = y
     for moment in moments:
-        parts += _bar(device, lines, moment, colours, scale, over, y)
+        parts += _bar(device, lines, moment, paints, scale, over, y)
         y += BAR + GAP
     if device.ceiling_bytes is not None:
         parts.append(f'<line class="ceiling" x1="{end:.1f}" y1="{top - 3:.1f}" x2="{end:.1f}" y2="{y - GAP + 3:.1f}"/>')
@@ -161,7 +180,7 @@ def _device(
 
 
 def _bar(
-    device: Device, lines: Sequence[Line], moment: str, colours: dict[str, str], scale: _Scale, over: float, y: float
+    device: Device, lines: Sequence[Line], moment: str, paints: dict[str, _Paint], scale: _Scale, over: float, y: float
 ) -> list[str]:
     middle = y + BAR / 2 + 4
     track = scale.width * over
@@ -171,16 +190,13 @@ def _bar(
     ]
     begin, limit = 0.0, scale.whole * over
     held = [line for line in lines if line.device == device.index and moment in line.held and line.bytes > 0]
-    for line in sorted(held, key=lambda line: list(colours).index(line.name)):
+    for line in sorted(held, key=lambda line: list(paints).index(line.name)):
         left, right = scale.at(min(begin, limit)), scale.at(min(begin + line.bytes, limit))
         begin += line.bytes
         if right - left < 0.3:
             continue
         hint = escape(_clean(f"{line.name}: {mib(line.bytes)} MiB, {moment}"))
-        parts.append(
-            f'<rect class="part" x="{left:.1f}" y="{y:.1f}" width="{right - left:.1f}" height="{BAR}"'
-            f' fill="{colours[line.name]}"><title>{hint}</title></rect>'
-        )
+        parts += _filled(left, y, right - left, BAR, paints[line.name], hint)
         if label_width(line.name, 11) + 8 <= right - left:
             parts.append(_text((left + right) / 2, middle, line.name, 11, "on", anchor="middle"))
     total = held_bytes(lines, device.index, moment)
@@ -189,15 +205,15 @@ def _bar(
     return parts
 
 
-def _legend(colours: dict[str, str], y: float) -> tuple[list[str], float]:
+def _legend(paints: dict[str, _Paint], y: float) -> tuple[list[str], float]:
     """Every name with its colour, in rows."""
     parts, x = [], float(MARGIN)
-    for name, colour in colours.items():
+    for name, paint in paints.items():
         label = _cut(name, 12, WIDTH / 2)
         width = 18 + label_width(label, 12) + 18
         if x + width > WIDTH - MARGIN and x > MARGIN:
             x, y = float(MARGIN), y + 20
-        parts.append(f'<rect class="part" x="{x:.1f}" y="{y - 10:.1f}" width="12" height="12" fill="{colour}"/>')
+        parts += _filled(x, y - 10, 12, 12, paint)
         parts.append(_text(x + 18, y, label, 12, "ink"))
         x += width
     y += 22
@@ -206,6 +222,13 @@ def _legend(colours: dict[str, str], y: float) -> tuple[list[str], float]:
     )
     parts.append(_text(MARGIN, y, note, 12, "soft"))
     return parts, y
+
+
+def _filled(x: float, y: float, width: float, height: float, paint: _Paint, hint: str = "") -> list[str]:
+    title = f"<title>{hint}</title>" if hint else ""
+    place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:g}"'
+    parts = [f'<rect class="part" {place} fill="{paint.colour}">{title}</rect>']
+    return [*parts, f'<rect {place} fill="url(#stripes)" pointer-events="none"/>'] if paint.striped else parts
 
 
 def _text(x: float, y: float, text: str, size: int, kind: str, anchor: str = "start", weight: str = "") -> str:

@@ -61,7 +61,7 @@ def test_no_label_lies_on_another_or_outside(told: SimpleNamespace, what: str) -
 
 def test_a_bar_is_as_long_as_what_is_held(told: SimpleNamespace) -> None:
     root = drawn(told.plan)
-    ceiling = float(root.find(f"{NAMESPACE}line").get("x1"))  # type: ignore[union-attr,arg-type]
+    ceiling = float(root.find(f"{NAMESPACE}line[@class='ceiling']").get("x1"))  # type: ignore[union-attr,arg-type]
     parts = [rect for rect in root.iter(f"{NAMESPACE}rect") if rect.get("class") == "part"]
     bars = [rect for rect in parts if rect.get("height") == str(BAR)]
     rows: dict[str, list[ElementTree.Element]] = {}
@@ -75,7 +75,7 @@ def test_a_bar_is_as_long_as_what_is_held(told: SimpleNamespace) -> None:
 
 def test_what_exceeds_a_ceiling_reaches_beyond_its_line(told: SimpleNamespace) -> None:
     root = drawn(told.refusal)
-    ceiling = float(root.find(f"{NAMESPACE}line").get("x1"))  # type: ignore[union-attr,arg-type]
+    ceiling = float(root.find(f"{NAMESPACE}line[@class='ceiling']").get("x1"))  # type: ignore[union-attr,arg-type]
     ends = [
         float(rect.get("x", "")) + float(rect.get("width", ""))
         for rect in root.iter(f"{NAMESPACE}rect")
@@ -83,7 +83,7 @@ def test_what_exceeds_a_ceiling_reaches_beyond_its_line(told: SimpleNamespace) -
     ]
     assert max(ends) > ceiling + 5
     fits = drawn(told.plan)
-    line = float(fits.find(f"{NAMESPACE}line").get("x1"))  # type: ignore[union-attr,arg-type]
+    line = float(fits.find(f"{NAMESPACE}line[@class='ceiling']").get("x1"))  # type: ignore[union-attr,arg-type]
     bars = [r for r in fits.iter(f"{NAMESPACE}rect") if r.get("class") == "part" and r.get("height") == str(BAR)]
     assert max(float(r.get("x", "")) + float(r.get("width", "")) for r in bars) <= line + 0.2
 
@@ -100,15 +100,30 @@ def test_moments_and_names_are_all_there(told: SimpleNamespace) -> None:
 def test_it_stands_alone_and_reads_on_both_grounds(told: SimpleNamespace) -> None:
     text = svg(told.plan)
     assert "prefers-color-scheme: dark" in text and "<script" not in text
-    assert re.findall(r"(?:href|src|url)\s*[=(]", text) == []
+    assert re.findall(r"(?:href|src)\s*=|url\((?!#stripes)", text) == []
     assert re.findall(r"https?://[^\"]+", text) == ["http://www.w3.org/2000/svg"]
     for colour in COLOURS:  # dark letters stand on each
         red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
         assert 0.2126 * red + 0.7152 * green + 0.0722 * blue > 140
 
 
+def test_no_two_names_look_the_same(told: SimpleNamespace) -> None:
+    """Names of a legend of up to twice as many as there are colours: beyond the colours, they are striped."""
+    lines = tuple(Line(0, f"part {at}", (40 - at) * MIB, ALWAYS, "computed") for at in range(2 * len(COLOURS)))
+    root = drawn(replace(told.plan, lines=lines))
+    fills: list[tuple[str, ...]] = []
+    for rect in root.iter(f"{NAMESPACE}rect"):
+        if rect.get("height") != "12":
+            continue
+        if rect.get("class") == "part":
+            fills.append((rect.get("fill", ""),))
+        else:
+            fills[-1] = (*fills[-1], rect.get("fill", ""))
+    assert len(fills) == len(set(fills)) == 2 * len(COLOURS)
+
+
 def test_an_unknown_ceiling_has_no_line(told: SimpleNamespace) -> None:
     devices = tuple(replace(device, ceiling_bytes=None) for device in told.ceilings.devices)
     root = drawn(replace(told.plan, ceilings=replace(told.ceilings, devices=devices)))
-    assert root.find(f"{NAMESPACE}line") is None
+    assert root.find(f"{NAMESPACE}line[@class='ceiling']") is None
     assert "ceiling unknown" in [words for words, _ in boxes(root)]

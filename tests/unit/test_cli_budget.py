@@ -17,6 +17,7 @@ from budget.facts import MIB, Box, CpuFacts
 from budget.plan import Plan
 from budget.wish import Wish
 from homeserve import cli
+from homeserve.checkpoint import names
 from homeserve.commands import budget, on_disk, wishes
 from homeserve.errors import ModelNotFound, SettingError
 
@@ -309,6 +310,7 @@ def test_a_model_is_found_as_up_finds_it_and_nothing_is_fetched(tmp_path: Path) 
     cache, environ = tmp_path / "cache", {"HOME": str(tmp_path)}
     shutil.copy(TINY, tmp_path / "m.gguf")
     assert on_disk.find("m.gguf", cache, environ) == "m.gguf"
+    assert names.ALIASES["smollm2"] is None
     assert on_disk.find("smollm2", cache, environ) is None  # the default model: planned from its shape
     default = on_disk.default_path(cache)
     default.parent.mkdir(parents=True)
