@@ -73,7 +73,15 @@ def read_amd(tree: Tree) -> list[Card]:
         node = _match(tree, files, nodes)
         matched.add(node)
         cards.append(_card(tree, files, node, limits))
-    cards += [_from_kfd(tree, node) for node in nodes if node not in matched]
+    seen = {files.pci for files in folders}
+    for node in nodes:
+        if node in matched:
+            continue
+        if node.pci is not None and node.pci in seen:
+            tree.doubt(node.where, f"one more node of the GPU at {node.pci} (a partition of it)", "counted once")
+            continue
+        seen.add(node.pci or node.where)
+        cards.append(_from_kfd(tree, node))
     return _told_apart(cards)
 
 

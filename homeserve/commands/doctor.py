@@ -110,6 +110,7 @@ def examine(environ: Mapping[str, str], cwd: Path) -> Iterator[Check]:
         "cpu kernels": lambda: _native(host),
         "cores": lambda: _cores(host),
         "memory": lambda: _memory(host),
+        "graphics": _graphics,
         "huge pages": _huge_pages,
         "shared memory": _shared_memory,
         "leftovers": _leftovers,
@@ -193,6 +194,18 @@ def _memory(host: HostFacts) -> Check:
     if memory.limit_source != "MemTotal":
         why += f"; limited by {memory.limit_source}"
     return Check("memory", free >= GIB // 2, why, "free some memory, or raise the limit")
+
+
+def _graphics() -> Check:
+    from budget.probe import read_box
+
+    box = read_box()
+    sizes = ["size unknown" if c.total_bytes is None else f"{c.total_bytes / GIB:.0f} GiB" for c in box.cards]
+    found = ", ".join(f"{card.name} ({size})" for card, size in zip(box.cards, sizes, strict=True))
+    why = found or "no graphics card: the CPU computes"
+    if box.doubts:
+        why += f"; {len(box.doubts)} thing{'s' * (len(box.doubts) != 1)} about this box could not be known or believed"
+    return Check("graphics", not box.doubts, why, "homeserve probe says which, and what was taken instead")
 
 
 def _huge_pages() -> Check:

@@ -82,7 +82,7 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
     ("argv", "words"),
     [
         (["upp"], "upp: no such command; did you mean up?"),
-        (["probe"], "probe: this version does not have this command"),
+        (["bench"], "bench: this version does not have this command"),
         (["up", "--prot", "1"], "--prot: no such flag; did you mean --port?"),
         (["up", "--port", "x"], "--port: expected a whole number"),
         (["down", "--port", "1", "--all"], "not allowed with argument --port"),

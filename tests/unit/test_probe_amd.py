@@ -316,6 +316,18 @@ def test_B15_used_above_total_is_not_believed(recorded: Recorded) -> None:
     assert "KFD says 16368 MiB, mem_info_vram_total 660 MiB" in said(box)
 
 
+@pytest.mark.parametrize("listed", [True, False])
+def test_partitions_of_one_gpu_are_one_card(recorded: Recorded, listed: bool) -> None:
+    """An MI300X cut into compute partitions has a KFD node for each, all at one address."""
+    if listed:
+        recorded.gpu("0000:02:00.0", 0x74A1, vram_total=196592 * MIB, vram_used=0)
+    for index in range(1, 9):
+        recorded.node(index, 196592 * MIB, simd_count=152, gfx_target_version=90402, location_id=0x200)
+    box = recorded.probe()
+    assert [card.total_bytes for card in box.cards] == [196592 * MIB]
+    assert said(box).count("a partition of it") == 7
+
+
 # ----------------------------------------------------------------------------------------------------- unified or not
 
 
