@@ -386,7 +386,7 @@ WORDS = st.sampled_from(
 CONTENT = st.one_of(st.lists(WORDS, max_size=4).map("".join), st.text(max_size=40), st.binary(max_size=40))
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=st.dictionaries(st.sampled_from(NAMES), CONTENT, max_size=14), serial=st.uuids())
 def test_no_content_of_any_file_makes_it_fail(tmp_path: Path, files: dict[str, str | bytes], serial: object) -> None:
     root = tmp_path / str(serial)
