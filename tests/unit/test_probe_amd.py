@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from budget.ceilings import ceilings
 from budget.facts import GIB, MIB, Box, Card, Link
 from budget.probe import Sources, read_box
 from budget.probe_gtt import gtt_limits
@@ -126,6 +127,7 @@ def test_the_target_laptop_of_the_figures(recorded: Recorded) -> None:
     assert (box.memory.total_bytes >> 20, box.memory.available_bytes >> 20) == (30210, 28568)
     card = box.cards[0]
     assert (card.total_bytes, card.gtt_total_bytes, card.unified) == (1024 * MIB, 24576 * MIB, True)
+    assert ceilings(box, None).devices[0].ceiling_bytes == 25600 * MIB
 
 
 def test_strix_point(recorded: Recorded) -> None:
