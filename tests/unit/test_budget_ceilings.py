@@ -532,10 +532,11 @@ GROWS = ("total_bytes", "free_bytes", "gtt_total_bytes")
 def test_more_memory_never_lowers_a_ceiling(
     box: Box, floor: int | None, held: dict[str, int], data: st.DataObject
 ) -> None:
-    """Where more GTT is said to be in use than there is, nothing is known of whose it is: then for held = 0 only."""
+    """Where more is said to be in use than there is, nothing is known of whose it is: there, for held = 0 only."""
     more = data.draw(st.integers(1, 64 * 1024)) * MIB
-    if any((card.gtt_used_bytes or 0) > (card.gtt_total_bytes or 0) for card in box.cards):
-        held = {}
+    for card in box.cards:
+        if (card.gtt_used_bytes or 0) > (card.gtt_total_bytes or 0) or (card.used_bytes or 0) > (card.total_bytes or 0):
+            held = {}
     memory = box.memory
     choices: list[Box] = []
     for index, card in enumerate(box.cards):

@@ -349,7 +349,7 @@ CARDS = [
     bar1=sizes,
     words=st.lists(texts, min_size=5, max_size=5),
 )
-@settings(max_examples=50)
+@settings(max_examples=20)
 def test_a_box_is_read_back_as_it_was_written(
     memory: MemoryFacts | None,
     cpu: CpuFacts | None,
@@ -417,7 +417,7 @@ GPU_FIELDS = sorted(box_to_json(Box("x", None, None, (CARDS[0],)))["gpus"][0])
         st.sampled_from(["name", "logical", "usable", "isa_flags", "numa_nodes"]), anything, max_size=3
     ),
 )
-@settings(max_examples=60)
+@settings(max_examples=20)
 def test_any_json_is_a_box_with_doubts_or_an_error(top: dict[str, Any], gpus: list[Any], cpu: dict[str, Any]) -> None:
     for value in (top, {**top, "gpus": gpus, "cpu": cpu}, gpus):
         try:
