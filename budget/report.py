@@ -9,16 +9,16 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from budget.asides import doubt_lines
-from budget.facts import Doubt, MemoryFacts
+from budget.facts import MIB, Doubt, MemoryFacts
 from budget.fits import plan_parts
-from budget.ledger import peak_bytes
-from budget.page import Cell, Column, Style, gained, grouped, mib, table
+from budget.page import Cell, Column, Style, grouped, table
 from budget.plan import Plan, Refusal, Unknown
-from budget.question import Question, flags
+from budget.question import Question
 from budget.refused import refusal_parts, unknown_parts
 from budget.sums import has_room, moments_of, peak_moment, what_binds
 
 PLAIN = Style()
+_TOLD_DEVICES = 4
 
 
 class Measured(NamedTuple):
@@ -63,25 +63,29 @@ def joined(parts: Iterable[Sequence[str]]) -> list[str]:
 
 
 def summary(plan: Plan) -> list[str]:
-    """Three to five lines for `homeserve up`: what is planned, what it holds, what binds, what would give more."""
-    context = f"context {grouped(plan.context)}, {plan.running} requests at once"
-    lines = [f"{context}, {grouped(plan.kv_tokens)} tokens of {plan.wish.kv_type} KV: {plan.option}"]
-    used = [device for device in plan.ceilings.devices if any(line.device == device.index for line in plan.lines)]
+    """A few lines for `homeserve up`: what is planned, what each device will hold, what binds, how much is in doubt."""
+    pool = f"{grouped(plan.kv_tokens)} tokens of {plan.wish.kv_type} KV"
+    lines = [f"context {grouped(plan.context)}, {pool}, {plan.running} requests at once: {plan.option}"]
     moments = moments_of(plan.layouts)
-    held = [
-        f"device {device.index} {mib(peak_bytes(plan.lines, device.index))} of {mib(device.ceiling_bytes)} MiB"
-        f" ({peak_moment(plan.lines, device.index, moments)})"
-        for device in used
-    ]
-    more = f" and {len(held) - 2} more" if len(held) > 2 else ""
-    lines.append(f"holds at the peak: {', '.join(held[:2])}{more}")
-    why = f": {plan.binds.why}" if plan.binds.why and not has_room(plan) else ""
-    lines.append(f"{what_binds(plan)}{why}")
-    if best := max(plan.advice, key=lambda advice: advice.gain_tokens, default=None):
-        lines.append(f"more: {' '.join(flags(best.flags))} gives {gained(best.gain_tokens)} tokens of {best.of}")
+    used = [device for device in plan.ceilings.devices if any(line.device == device.index for line in plan.lines)]
+    for device in used[:_TOLD_DEVICES]:
+        when = peak_moment(plan.lines, device.index, moments)
+        own = [line for line in plan.lines if line.device == device.index and when in line.held]
+        held = " + ".join(f"{line.name} {whole(line.bytes)}" for line in own)
+        peak = whole(sum(line.bytes for line in own))
+        lines.append(f"{device.name}: {held} = {peak} of {whole(device.ceiling_bytes or 0)} MiB")
+    if len(used) > _TOLD_DEVICES:
+        lines.append(f"and {len(used) - _TOLD_DEVICES} devices more: homeserve budget tells them")
+    if not has_room(plan):
+        lines.append(what_binds(plan))
     if plan.doubts:
         lines.append(f"{len(plan.doubts)} doubt{'s' * (len(plan.doubts) != 1)}: homeserve budget tells them")
     return lines
+
+
+def whole(count: int) -> str:
+    """Bytes as whole MiB."""
+    return grouped(round(count / MIB))
 
 
 def measured_table(rows: Sequence[Measured], style: Style = PLAIN) -> list[str]:

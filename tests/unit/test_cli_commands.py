@@ -14,8 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from budget.facts import CpuFacts, HostFacts, MemoryFacts, ModelShape
-from budget.plan import HostPlan, Line
+from budget.ceilings import ceilings
+from budget.facts import Box, CpuFacts, MemoryFacts
+from budget.plan import Plan, plan
+from budget.shape import load_shape
+from budget.wish import Wish
 from homeserve import __version__, cli
 from homeserve.commands import doctor, down, ps
 from homeserve.commands.announce import Announcer, curl
@@ -287,28 +290,33 @@ def test_doctors_verdict() -> None:
 # ----------------------------------------------------------------------------------------------------- what up prints
 
 MEMORY = MemoryFacts(8 << 30, 4 << 30, "/sys/fs/cgroup/memory.max", 3 << 30, None)
-HOST = HostFacts(MEMORY, CpuFacts("A CPU", 8, 2, "affinity", frozenset({"avx2", "fma", "f16c"})))
+BOX = Box("box", MEMORY, CpuFacts("A CPU", 8, 2, "affinity", frozenset({"avx2", "fma", "f16c"})))
 MODEL = ModelInfo("small", "/m/small.gguf", "llama", "Q4_1", 2048)
-SHAPE = ModelShape("small", 94 << 20, 1024, 2048, 64, 128, 1000)
-PLAN = HostPlan(2048, 32768, (Line("weights", 94 << 20, "computed"), Line("kv", 32 << 20, "computed")), 2 << 30)
+
+
+def made() -> Plan:
+    outcome = plan(ceilings(BOX, None), load_shape("smollm2-135m-q4_1"), Wish(context=2048))
+    assert isinstance(outcome, Plan)
+    return outcome
 
 
 def test_up_announces_in_order() -> None:
     out = io.StringIO()
     told = Announcer(Settings(), out)
-    told.on_box(HOST)
-    told.on_plan(MODEL, SHAPE, PLAN)
+    told.on_box(BOX)
+    told.on_plan(MODEL, made())
     told.on_progress(LoadProgress("weights", 0, 94 << 20))
     told.on_progress(LoadProgress("weights", 94 << 20, 94 << 20))
     told.on_progress(LoadProgress("weights", 94 << 20, 94 << 20))
     told.on_ready("http://127.0.0.1:8000", MODEL, 1.234)
     lines = out.getvalue().splitlines()
     assert lines[0] == "box    A CPU · 2 of 8 cores · 3.0 of 4.0 GiB free · avx2"
-    assert lines[1] == "model  small · llama Q4_1 · 94 MiB"
-    assert lines[2] == "plan   context 2048 · 32768 tokens of f16 KV · 16 requests at once"
-    assert lines[3] == "       weights 94 + kv 32 = 126 of 2048 MiB"
-    assert lines[4].startswith("load   weights: 94 MiB in ")
-    assert lines[5] == "ready  in 1.2 s: http://127.0.0.1:8000 serves small"
+    assert lines[1] == "model  small · llama Q4_1 · 93 MiB"
+    assert lines[2] == "plan   context 2 048, 8 192 tokens of f16 KV, 16 requests at once: CPU"
+    assert lines[3].startswith("       A CPU: weights 92 + kv 180 + ") and lines[3].endswith(" of 2 816 MiB")
+    assert lines[4] == "       1 doubt: homeserve budget tells them"
+    assert lines[5].startswith("load   weights: 94 MiB in ")
+    assert lines[6] == "ready  in 1.2 s: http://127.0.0.1:8000 serves small"
     assert len([line for line in lines if line.startswith("  curl http://127.0.0.1:8000/v1/")]) == 1
 
 
