@@ -232,7 +232,7 @@ def test_B7_102_a_unified_nvidia_device_is_one() -> None:
 
 
 def test_B7_194_the_boxs_own_names_and_sizes_are_listed() -> None:
-    """The report gives no sizes. Nothing is guessed from a name: cards with a generic one keep what their driver says."""
+    """It gives no sizes. Nothing is guessed from a name: cards with a generic one keep what their driver says."""
     found = ceilings(collected("mi50x2-mixed-cezanne"), None)
     assert [mib(device) for device in found.devices[:2]] == [32752 - FLOOR, 16368 - FLOOR]
     assert usable(found) == [32752 - FLOOR, 16368 - FLOOR], "the third one is integrated"

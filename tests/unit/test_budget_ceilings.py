@@ -406,7 +406,7 @@ def test_memory_that_nobody_answers_for_is_named() -> None:
 
 # ---------------------------------------------------------------------------------------------------------- properties
 
-EXAMPLES = 40
+EXAMPLES = 25
 sizes = st.integers(0, 256 * 1024).map(lambda mib: mib * MIB)
 some = st.none() | sizes
 whole = st.none() | st.integers(1, 256 * 1024).map(lambda mib: mib * MIB)
