@@ -105,6 +105,7 @@ def test_a_model_larger_than_the_cards_takes_the_cpu_in() -> None:
     proven(made)
     assert made.option == "cards and a CPU rank" and made.ceilings.devices[made.ranks[0]].kind == "cpu"
     assert made.ranges[0][0] == 0 and 0 < made.ranges[0][1] < 64
+    assert made.kv_tokens == 8192, "a way out gets a comfortable pool, however much the host has"
 
 
 def test_experts_go_to_the_cpu_where_that_is_faster() -> None:
@@ -136,6 +137,12 @@ def test_requests_at_once_that_were_asked_for_are_never_fewer() -> None:
     made = fitting(box(card(0, 24576)), shape("dense27b"), Wish(running=3))
     assert made.running == 3
     assert isinstance(planned(box(card(0, 20480), ram_mib=2048), shape("dense27b"), Wish(running=64)), Refusal)
+
+
+def test_a_pool_that_was_asked_for_is_never_smaller() -> None:
+    most = fitting(box(card(0, 24576)), shape("dense8b")).most_tokens
+    assert fitting(box(card(0, 24576)), shape("dense8b"), Wish(kv_tokens=most)).kv_tokens == most
+    assert isinstance(planned(box(card(0, 24576), ram_mib=8192), shape("dense8b"), Wish(kv_tokens=most + 16)), Refusal)
 
 
 @pytest.mark.parametrize(
