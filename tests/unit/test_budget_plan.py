@@ -140,9 +140,10 @@ def test_requests_at_once_that_were_asked_for_are_never_fewer() -> None:
 
 
 def test_a_pool_that_was_asked_for_is_never_smaller() -> None:
-    most = fitting(box(card(0, 24576)), shape("dense8b")).most_tokens
-    assert fitting(box(card(0, 24576)), shape("dense8b"), Wish(kv_tokens=most)).kv_tokens == most
-    assert isinstance(planned(box(card(0, 24576), ram_mib=8192), shape("dense8b"), Wish(kv_tokens=most + 16)), Refusal)
+    alone = box(card(0, 24576), ram_mib=None)
+    most = fitting(alone, shape("dense8b")).most_tokens
+    assert fitting(alone, shape("dense8b"), Wish(kv_tokens=most, running=16)).kv_tokens == most
+    assert isinstance(planned(alone, shape("dense8b"), Wish(kv_tokens=most + 16, running=16)), Refusal)
 
 
 @pytest.mark.parametrize(
