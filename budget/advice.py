@@ -19,11 +19,11 @@ from typing import Any
 
 from budget.ceilings import ceilings
 from budget.facts import GIB, KV_BITS, MIB, Box, Doubt, MemoryFacts, ModelShape
+from budget.geometry import requantised
 from budget.ledger import FLIP
 from budget.plan import Advice, Plan, Refusal, Unknown, plan
 from budget.quants import LADDER, bits_per_weight
 from budget.question import settings_of
-from budget.shape import requantised
 from budget.wish import DEFAULT_CARD_FLOOR, Wish
 
 Outcome = Plan | Refusal | Unknown
