@@ -132,8 +132,7 @@ def _card(card: Card, doubts: list[Doubt]) -> Card:
     ):
         doubts.append(Doubt(label(card), f"memory bandwidth: {card.bandwidth_bytes_s} cannot be", "not known"))
         card = replace(card, bandwidth_bytes_s=None)
-    _add_up(card, doubts)
-    return card
+    return _add_up(card, doubts)
 
 
 def _with(card: Card, name: str, value: int | None) -> Card:
@@ -141,17 +140,26 @@ def _with(card: Card, name: str, value: int | None) -> Card:
     return replace(card, **changed)
 
 
-def _add_up(card: Card, doubts: list[Doubt]) -> None:
-    """Free, used and kept back should be the whole; where much is missing, nobody says who has it."""
+def _add_up(card: Card, doubts: list[Doubt]) -> Card:
+    """Free, used and kept back should be the whole. Where much is missing, nobody says who has it; where they are more
+    than the whole, free is what some programming interfaces answer that cannot tell: the total."""
     if card.total_bytes is None or card.free_bytes is None or card.used_bytes is None:
-        return
+        return card
     gap = card.total_bytes - card.free_bytes - card.used_bytes - (card.reserved_bytes or 0)
+    if gap < -_SUM_SLACK_BYTES:
+        what = (
+            f"{mib(card.free_bytes)} of {mib(card.total_bytes)} are said to be free while {mib(card.used_bytes)} are in"
+            " use: free is not known there"
+        )
+        doubts.append(Doubt(label(card), what, "not known; what is in use counts"))
+        return _with(card, "free_bytes", None)
     if gap > (_SUM_SLACK_BYTES if card.reserved_bytes is not None else _KEPT_BYTES):
         what = (
             f"of {mib(card.total_bytes)}, {mib(card.free_bytes)} are free and {mib(card.used_bytes)} in use: "
             f"nobody says where the other {mib(gap)} are"
         )
         doubts.append(Doubt(label(card), what, f"what is free now: {mib(card.free_bytes)}"))
+    return card
 
 
 # ----------------------------------------------------------------------------------------------------- each card once

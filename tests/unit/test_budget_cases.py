@@ -285,6 +285,13 @@ def test_B19_free_above_total_is_cut_down(free: float) -> None:
     assert mib(found.devices[0]) == pytest.approx(total * 1024 - FLOOR) and doubts(found, "are said to be free")
 
 
+def test_B21_free_equal_to_total_beside_what_is_in_use_is_unknown() -> None:
+    """An interface without a memory budget answers the total; 104 MiB of this card are in use."""
+    found = ceilings(box(card(4080, "amd", vram_used_idle_mib=103.77, vram_free_mib=4080)), None)
+    assert mib(found.devices[0]) == pytest.approx(4080 - 103.77 - FLOOR, abs=1) and doubts(found, "free is not known")
+    assert found.devices[0].free_bytes != 4080 * MIB
+
+
 def test_B23_a_wide_window_and_ok_prove_no_transfer() -> None:
     """BAR1 32768 above 32607, the driver grants it, and the first collective hangs."""
     gpus = [
