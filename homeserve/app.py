@@ -34,6 +34,7 @@ from budget.wish import PAGE
 from homeserve.errors import HomeserveError, SettingError, WorkerOutOfMemory
 from homeserve.instances import Record, write_atomically
 from homeserve.kernels import check_kernels
+from homeserve.memory import MemoryWatch
 from homeserve.model_facts import ModelFacts, find_model, read_model
 from homeserve.server.context import LoadProgress, ModelInfo, ServerContext, State
 from homeserve.server.port import is_loopback, listen, url_of
@@ -85,6 +86,7 @@ class App:
         self._hurry = asyncio.Event()
         self._spawned = asyncio.Event()
         self.context = ServerContext(settings, state=lambda: self.state.value, load=lambda: self.load_progress)
+        self._memory = MemoryWatch(self.context)
 
     @property
     def state(self) -> State:
@@ -102,6 +104,8 @@ class App:
     async def start(self) -> None:
         """Everything up to ready. Raises the HomeserveError of whatever cannot work; `stop` then cleans up."""
         settings = self.settings
+        self._memory.start()
+        self._stack.push_async_callback(self._memory.stop)
         listener = listen(settings.host, settings.port, runtime_dir(self._environ))
         self._stack.callback(listener.close)
         url = url_of(listener)
@@ -158,6 +162,7 @@ class App:
         plan = plan_of(self.settings, facts, box)
         model = replace(facts.info, context=plan.context)
         self._watcher.on_plan(model, plan)
+        self._memory.planned(plan, box.memory, facts.checkpoint)
         limits = engine_limits(self.settings, plan)
         relay = Relay()
         fleet = await self._make_fleet(limits, relay)
@@ -168,6 +173,7 @@ class App:
         self.context.tokenizer = tokenizer
         self._start_templates(facts.checkpoint, tokenizer)
         self.context.engine = self._engine
+        self._memory.tell()
         facts.checkpoint.drop_pages()
         return model
 
