@@ -22,11 +22,11 @@ _TOLD_DEVICES = 4
 
 
 class Measured(NamedTuple):
-    """One line of predicted against measured, in MiB; None where it could not be measured."""
+    """One line of predicted against measured, in MiB; None where it is not planned for, or could not be measured."""
 
     device: int
     line: str
-    predicted_mib: float
+    predicted_mib: float | None
     measured_mib: float | None
     how: str | None
 
@@ -92,10 +92,11 @@ def measured_table(rows: Sequence[Measured], style: Style = PLAIN) -> list[str]:
     """Predicted against measured, line by line. The total is over the lines that could be measured, on both sides."""
     cells: list[list[Cell]] = []
     for device, line, predicted, measured, how in rows:
-        difference = "" if measured is None else _difference(predicted, measured)
+        difference = "" if measured is None or predicted is None else _difference(predicted, measured)
+        said = "not planned" if predicted is None else grouped(predicted, 1)
         found = "not measured" if measured is None else grouped(measured, 1)
-        cells.append([str(device), line, grouped(predicted, 1), found, difference, (how or "", "soft")])
-    both = [(row[2], row[3]) for row in rows if row[3] is not None]
+        cells.append([str(device), line, said, found, difference, (how or "", "soft")])
+    both = [(row[2], row[3]) for row in rows if row[2] is not None and row[3] is not None]
     if len(both) > 1:
         predicted, measured = sum(each[0] for each in both), sum(each[1] for each in both)
         total = [

@@ -20,12 +20,12 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from budget.facts import Box
 from budget.plan import Plan
@@ -69,6 +69,8 @@ class Watcher(Protocol):
 
     def on_ready(self, url: str, model: ModelInfo, seconds: float) -> None: ...
 
+    def on_measured(self, rows: Sequence[Mapping[str, Any]]) -> None: ...
+
 
 class App:
     """One server. `start`, then `wait_failed` while it runs, then `stop`, which is right after any of them."""
@@ -87,6 +89,7 @@ class App:
         self._spawned = asyncio.Event()
         self.context = ServerContext(settings, state=lambda: self.state.value, load=lambda: self.load_progress)
         self._memory = MemoryWatch(self.context)
+        self._prewarmed: asyncio.Task[None] | None = None
 
     @property
     def state(self) -> State:
@@ -127,6 +130,7 @@ class App:
         level = logging.INFO if settings.log_format == "json" else logging.DEBUG
         log.log(level, "ready", extra={"url": url, "model": model.id, "seconds": round(seconds, 3)})
         self._watcher.on_ready(url, model, seconds)
+        self._background(self._tell_measured())
 
     async def _load_and_serve(self, listener: socket.socket, box: Box) -> ModelInfo:
         """The load, and beside it the server that tells of it.
@@ -267,8 +271,20 @@ class App:
         templates = templates_for(checkpoint.chat_templates, tokenizer)
         host.configure(templates, special_tokens(tokenizer))
         if templates:
-            prewarm = asyncio.create_task(_prewarm(host, templates, special_tokens(tokenizer)))
-            self._stack.push_async_callback(_cancel, prewarm)
+            self._prewarmed = self._background(_prewarm(host, templates, special_tokens(tokenizer)))
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task beside the start, taken down with everything else."""
+        task = asyncio.create_task(work)
+        task.add_done_callback(_told)
+        self._stack.push_async_callback(_cancel, task)
+        return task
+
+    async def _tell_measured(self) -> None:
+        """Predicted against measured, once every process that the plan counts is there."""
+        if self._prewarmed is not None:
+            await asyncio.wait({self._prewarmed})
+        self._watcher.on_measured(await self._memory.rows())
 
     # -------------------------------------------------------------------------------------------------- while ready
 
@@ -391,6 +407,12 @@ async def _prewarm(host: TemplateHost, templates: dict[str, str], special_tokens
         await host.start(templates, special_tokens)
     except HomeserveError as error:
         log.warning("the template helper did not start ahead of the first request", extra={"why": error.message})
+
+
+def _told(task: asyncio.Task[None]) -> None:
+    """Nobody waits for a background task: what it died of is logged."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a background task of the start failed", exc_info=error)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

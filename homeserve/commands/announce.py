@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from budget.facts import GIB, MIB, Box, CpuFacts
 from budget.plan import Plan
-from budget.report import summary
+from budget.report import Measured, measured_table, summary
 from homeserve.commands.progress import ProgressLines
 
 if TYPE_CHECKING:
@@ -54,6 +55,13 @@ class Announcer:
         self._say("ready", f"in {seconds:.1f} s: {url} serves {model.id}")
         print(f"\nTry it:\n\n  {curl(url, model.id, self._settings.api_key_file)}\n", file=self._out)
         print(f"or open {url} in a browser. Ctrl-C stops the server.", file=self._out, flush=True)
+
+    def on_measured(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Predicted against measured, line by line."""
+        told = [Measured(*(row[name] for name in Measured._fields)) for row in rows]
+        if told:
+            print("\nMemory: predicted against measured, in MiB", file=self._out)
+            print("\n".join(measured_table(told)), file=self._out, flush=True)
 
     def close(self) -> None:
         """Leave the terminal as it was."""
