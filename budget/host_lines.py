@@ -29,11 +29,18 @@ TEMPLATE_PROCESS = "template process"
 PLAN_LOG = "plan log"
 MODEL_FILE = "model file (page cache)"
 
-_ENGINE_BASE = 44 * MIB
-_ENGINE_PER_TOKEN = 900
-_WORKER_BASE = {"cpu": 28 * MIB, "reference": 32 * MIB}
-_WORKER_THREAD = MIB // 8
-_TEMPLATE_BASE = 15 * MIB
+# Resident after a start beside which nothing else of the same Python ran; x86-64, CPython 3.11, glibc. Sums of smaps as
+# `homeserve.measure` makes them, of first starts and of later ones, two to five readings each:
+#   engine    54.1 to 55.5 MiB with 512 tokens, 63 with 20 000, 80 with 50 000, 81.5 to 84.6 with SmolLM2's 49 152, 114
+#             with 100 000, 133 to 142 with 150 000 (made-up merges of 10 bytes a token: real ones have 7 to 8), and 247
+#             with 250 000 of 17 bytes, longer than those of any model; 2 more after 48 requests
+#   worker    25.4 to 26.2 MiB with 1 to 8 threads, 28.1 after 48 requests
+#   template  14.2 MiB
+_ENGINE_BASE = 54 * MIB
+_ENGINE_PER_TOKEN = 620
+_WORKER_BASE = 27 * MIB
+_WORKER_THREAD = MIB // 32
+_TEMPLATE_BASE = 14 * MIB + MIB // 2
 
 _FLOAT = 4
 _LANES = 16
@@ -52,7 +59,7 @@ def engine_bytes(shape: ModelShape) -> int:
 
 def worker_bytes(backend: str, threads: int = 1) -> int:
     """One worker process without what its program maps: interpreter, NumPy, the native library, `threads` stacks."""
-    return _WORKER_BASE.get(backend, max(_WORKER_BASE.values())) + _WORKER_THREAD * threads
+    return _WORKER_BASE + (_WORKER_THREAD * threads if backend == "cpu" else 0)
 
 
 def template_bytes() -> int:

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -15,6 +22,7 @@ settings.register_profile("homeserve", deadline=None, print_blob=True)
 settings.load_profile("homeserve")
 
 SHARED_MEMORY = Path("/dev/shm")
+CGROUP = Path("/sys/fs/cgroup")
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +60,71 @@ def _lives_elsewhere(name: str) -> bool:
     if not pid.isdigit() or int(pid) == os.getpid():
         return False
     return Path(f"/proc/{pid}").exists()
+
+
+@dataclass
+class LimitedGroup:
+    """A control group with a memory limit, for commands that are to run in a small box."""
+
+    folder: Path
+    limit_bytes: int
+
+    def inside(self, *argv: str) -> list[str]:
+        """The command line that enters the group and becomes `argv`."""
+        return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.folder / "cgroup.procs"), *argv]
+
+    def run(self, *argv: str, timeout_s: float = 60, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run a command in the group, to its end."""
+        return subprocess.run(self.inside(*argv), capture_output=True, text=True, timeout=timeout_s, **options)
+
+    def close(self) -> None:
+        """Remove the group. Whoever is still in it is killed: a test that leaves processes has failed."""
+        deadline = time.monotonic() + 10
+        while self.folder.exists():
+            for word in (self.folder / "cgroup.procs").read_text().split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(word), signal.SIGKILL)
+            with suppress(OSError):  # busy until the last process is reaped
+                self.folder.rmdir()
+                break
+            assert time.monotonic() < deadline, f"{self.folder} cannot be removed"
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def limited_group() -> Iterator[Callable[[int], LimitedGroup]]:
+    """`limited_group(bytes)`: a control group of that size, version 1 or 2. The test is skipped where none can be made."""
+    made: list[LimitedGroup] = []
+
+    def make(limit_bytes: int) -> LimitedGroup:
+        group = _limited_group(limit_bytes)
+        if group is None:
+            pytest.skip("making a control group with a memory limit needs root")
+        made.append(group)
+        return group
+
+    yield make
+    for group in made:
+        group.close()
+
+
+def _limited_group(limit_bytes: int) -> LimitedGroup | None:
+    name = f"homeserve-test-{os.getpid()}-{secrets.token_hex(4)}"
+    for point, limit_file in ((CGROUP / "memory", "memory.limit_in_bytes"), (CGROUP, "memory.max")):
+        folder = point / name
+        try:
+            folder.mkdir()
+        except OSError:
+            continue
+        try:
+            if limit_file == "memory.max" and not (folder / limit_file).exists():
+                (point / "cgroup.subtree_control").write_text("+memory")
+            (folder / limit_file).write_text(str(limit_bytes))
+        except OSError:
+            folder.rmdir()
+            continue
+        return LimitedGroup(folder, limit_bytes)
+    return None
 
 
 class Reporter:
