@@ -93,7 +93,7 @@ class LimitedGroup:
 
 @pytest.fixture
 def limited_group() -> Iterator[Callable[[int], LimitedGroup]]:
-    """`limited_group(bytes)`: a control group of that size, version 1 or 2. The test is skipped where none can be made."""
+    """`limited_group(bytes)`: a control group of that size, version 1 or 2; where none can be made, a skip."""
     made: list[LimitedGroup] = []
 
     def make(limit_bytes: int) -> LimitedGroup:
