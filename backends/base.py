@@ -124,23 +124,37 @@ class Linear:
 
 @dataclass(frozen=True)
 class RopeStore:
-    """Rotate q `[heads*head_dim]` and k `[kv_heads*head_dim]` in place, then store k and v at the row's slot."""
+    """Normalise (where asked) and rotate q `[heads]` and k `[kv_heads]` in place, then store k and v at the row's slot.
+
+    Head h of q begins at `h * q_step` (0: head_dim apart; more where something else, a gate, lies behind each head's
+    query). `q_norm` and `k_norm` are RMS norms over each head before the rotation, weights `[1, head_dim]`, with
+    `norm_eps`; `v_norm` is one without weights. `k` and `v` None: only q is treated, the layer reads what another one
+    stored.
+    """
 
     q: Buffer
-    k: Buffer
-    v: Buffer
+    k: Buffer | None
+    v: Buffer | None
     layer: int
     heads: int
     kv_heads: int
     head_dim: int
     rope: Rope | None
+    q_step: int = 0
+    q_norm: Weight | None = None
+    k_norm: Weight | None = None
+    norm_eps: float = 0.0
+    v_norm: bool = False
 
 
 @dataclass(frozen=True)
 class Attention:
     """out = softmax(scale * q . K[0..p]) V[0..p], per head; kv head of query head h is h // (heads // kv_heads).
 
-    `window` > 0 hides key position j from query position p where p - j >= window.
+    `window` > 0 hides key position j from query position p where p - j >= window. `softcap` > 0: scores become
+    softcap * tanh(score / softcap), after the scale. `sinks` `[1, heads]`: one more logit for each head that joins the
+    softmax's denominator only. `gated`: the head_dim values behind each head's query (at `h * q_step + head_dim`) are a
+    gate, and out is multiplied by their sigmoid.
     """
 
     q: Buffer
@@ -151,16 +165,124 @@ class Attention:
     head_dim: int
     scale: float
     window: int = 0
+    softcap: float = 0.0
+    sinks: Weight | None = None
+    q_step: int = 0
+    gated: bool = False
 
 
 @dataclass(frozen=True)
 class GatedActivation:
-    """out = silu(gate) * up"""
+    """out = act(gate) * up, act by `kind`:
+
+    silu         x * sigmoid(x)
+    gelu         0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+    swiglu_oai   gate' = min(gate, 7), up' = clamp(up, -7, 7): gate' * sigmoid(1.702 gate') * (up' + 1)
+    """
 
     gate: Buffer
     up: Buffer
     out: Buffer
     kind: str = "silu"
+
+
+@dataclass(frozen=True)
+class ExpertMatrix:
+    """The matrices of all experts in one tensor: that of expert e are rows [e * pitch + first, ... + height)."""
+
+    weight: Weight
+    height: int
+    pitch: int
+    first: int = 0
+    bias: Weight | None = None
+    """`[1, experts * pitch]`, cut like the rows."""
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Which experts a row runs, from its logits `[experts]`, and with what weights.
+
+    func        softmax: probabilities over all; sigmoid: of each by itself; chosen: softmax over the chosen logits
+    selection   `[1, experts]`, added to the probabilities for choosing only
+    normalise   the chosen weights are divided by max(their sum, 6.1035e-5)
+    scale       then multiplied by this
+    The `used` largest are chosen, equal ones by the lower index.
+    """
+
+    experts: int
+    used: int
+    func: str = "softmax"
+    normalise: bool = True
+    scale: float = 1.0
+    selection: Weight | None = None
+
+
+@dataclass(frozen=True)
+class Experts:
+    """out = sum over the chosen experts of weight_e * down_e(act(gate_e src) * up_e src), with biases where given."""
+
+    src: Buffer
+    logits: Buffer
+    out: Buffer
+    routing: Routing
+    gate: ExpertMatrix
+    up: ExpertMatrix
+    down: ExpertMatrix
+    kind: str = "silu"
+
+
+@dataclass(frozen=True)
+class AddGated:
+    """into += sigmoid(gate) * src, `gate` one value a row; without a gate into += src."""
+
+    src: Buffer
+    into: Buffer
+    gate: Buffer | None = None
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    """Gated delta rule over a causal convolution, with a gated norm: one recurrent mixer between its projections.
+
+    mixed `[2 * key_heads * key_dim + value_heads * value_dim]` (q | k | v), z `[value_heads * value_dim]`, beta and
+    alpha `[value_heads]` (logits), conv `[channels, kernel]`, dt_bias and a `[1, value_heads]` (a = -exp(A_log)), norm
+    `[1, value_dim]`, out `[value_heads * value_dim]`.
+
+    For each row in order of position, from the state of its sequence (zeros where its position is 0):
+      c = silu(sum_j conv[ch, j] * mixed_{t-kernel+1+j}[ch]);  q, k, v = parts of c
+      q, k /= sqrt(sum of squares + eps) per head;  q /= sqrt(key_dim)
+      g = softplus(alpha + dt_bias) * a;  b = sigmoid(beta)
+      M = exp(g) M;  M += k (b (v - M^T k))^T;  o = M^T q          for each value head
+      out = rms(o, norm, eps) * silu(z)
+    Value head h goes with key head h % key_heads where `tiled`, else with h // (value_heads // key_heads).
+    The state after a lane's last row stays in its slot: the last kernel - 1 rows of `mixed`, and M.
+    """
+
+    mixed: Buffer
+    z: Buffer
+    beta: Buffer
+    alpha: Buffer
+    out: Buffer
+    layer: int
+    conv: Weight
+    dt_bias: Weight
+    a: Weight
+    norm: Weight
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    eps: float
+    tiled: bool = False
+
+
+@dataclass(frozen=True)
+class Softcap:
+    """src = cap * tanh(src / cap), in place"""
+
+    src: Buffer
+    cap: float
 
 
 @dataclass(frozen=True)
@@ -172,7 +294,19 @@ class SelectRows:
     add: Buffer | None = None
 
 
-Op = EmbedRows | Norm | Linear | RopeStore | Attention | GatedActivation | SelectRows
+Op = (
+    EmbedRows
+    | Norm
+    | Linear
+    | RopeStore
+    | Attention
+    | GatedActivation
+    | Experts
+    | AddGated
+    | DeltaNet
+    | Softcap
+    | SelectRows
+)
 """The buffer written by the last op of a list holds the logits, `[len(logit_rows), vocab]`."""
 
 
@@ -191,12 +325,36 @@ class KvLayer:
 class KvPool:
     """The KV pool of a rank: `slots` rows (a multiple of PAGE_LEN) for each layer, one K and one V of `type`.
 
-    Slot s lies in page s // PAGE_LEN. `type` is F16, BF16 or F32.
+    Slot s lies in page s // PAGE_LEN. `type` is F32, F16, BF16, Q8_0 or F8.
     """
 
     layers: tuple[KvLayer, ...]
     slots: int
     type: QuantType
+
+
+@dataclass(frozen=True)
+class StateLayer:
+    """Shape of one recurrent layer's state: `kernel - 1` rows of `channels`, and `heads` matrices key_dim x
+    value_dim."""
+
+    channels: int
+    kernel: int
+    heads: int
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True)
+class StatePool:
+    """The recurrent states of a rank, float32: `slots` of them for each layer. Which slot is whose, and which ones hold
+    checkpoints of the prefix cache, only the engine knows."""
+
+    layers: tuple[StateLayer, ...] = ()
+    slots: int = 0
+
+
+NO_STATES = StatePool()
 
 
 @dataclass(frozen=True)
@@ -219,6 +377,7 @@ class Batch:
     lanes      int32 [rows]           which row of `tables` describes its sequence
     tables     int32 [lanes, lane_pages]   page of each 16 positions of the lane's sequence (kept by the worker)
     logit_rows int32 [n]              indices of rows whose logits are wanted, ascending
+    states     int32 [lanes]          state slot of each lane (models with recurrent layers only)
     """
 
     tokens: npt.NDArray[np.int32]
@@ -227,6 +386,7 @@ class Batch:
     lanes: npt.NDArray[np.int32]
     tables: npt.NDArray[np.int32]
     logit_rows: npt.NDArray[np.int32]
+    states: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
 
 
 # ---------------------------------------------------------------------------------------------------- capability
@@ -286,8 +446,12 @@ class Program(Protocol):
         """Execute every op. Returns logits float32 `[len(logit_rows), vocab]`, valid until the next call."""
         ...
 
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy state slots (source, target) of all layers, in this order. Nothing to do without recurrent layers."""
+        ...
+
     def memory_lines(self) -> Mapping[str, int]:
-        """Bytes held, by ledger line: weights, kv, workspace."""
+        """Bytes held, by ledger line: weights, kv, state, workspace."""
         ...
 
     def memory_regions(self) -> tuple[MemoryRegion, ...]:
@@ -313,6 +477,7 @@ class Backend(Protocol):
         kv: KvPool,
         limits: Limits,
         progress: LoadProgress,
+        states: StatePool = NO_STATES,
     ) -> Program:
         """Upload or repack the weights, make pools and buffers. What `memory_lines` says is held when this returns: no
         later `run` fails for memory. Raises `Unsupported`, or MemoryError with the arithmetic."""

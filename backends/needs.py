@@ -3,8 +3,12 @@
 EmbedRows, Linear          x  the weight's type
 Norm, Bias                 x  the weight's type          (Bias is that of a Linear)
 RopeStore, Attention       x  the KV pool's type
-GatedActivation            x  the activation's name
-SelectRows                 x  F32
+RopeStore                  x  shared rows                (a layer that reads what another one stored)
+HeadNorm                   x  the weight's type          (RopeStore's norms over a head; "none" for one without weights)
+Attention                  x  softcap, sinks, gated      (each where it is used)
+GatedActivation, Experts   x  the activation's name
+Experts                    x  each weight's type, and "routing " + its function
+AddGated, Softcap, SelectRows, DeltaNet   x  F32
 """
 
 from __future__ import annotations
@@ -12,9 +16,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from backends.base import (
+    AddGated,
     Attention,
     Capability,
+    DeltaNet,
     EmbedRows,
+    Experts,
     GatedActivation,
     KvPool,
     Linear,
@@ -22,6 +29,7 @@ from backends.base import (
     Op,
     RopeStore,
     SelectRows,
+    Softcap,
     TensorView,
     Unsupported,
 )
@@ -62,8 +70,28 @@ def _of(op: Op, weights: Mapping[str, TensorView], kv: KvPool) -> Iterable[Need]
                     yield "Bias", weights[part.bias.name].type.name
         case RopeStore():
             yield "RopeStore", kv.type.name
+            if op.k is None:
+                yield "RopeStore", "shared rows"
+            for norm in (op.q_norm, op.k_norm):
+                if norm is not None:
+                    yield "HeadNorm", weights[norm.name].type.name
+            if op.v_norm:
+                yield "HeadNorm", "none"
         case Attention():
             yield "Attention", kv.type.name
+            features = {"softcap": op.softcap > 0, "sinks": op.sinks is not None, "gated": op.gated}
+            for feature, used in features.items():
+                if used:
+                    yield "Attention", feature
+        case Experts(routing=routing, kind=kind):
+            yield "Experts", kind
+            yield "Experts", f"routing {routing.func}"
+            for matrix in (op.gate, op.up, op.down):
+                yield "Experts", weights[matrix.weight.name].type.name
+                if matrix.bias is not None:
+                    yield "Bias", weights[matrix.bias.name].type.name
+        case AddGated() | Softcap() | DeltaNet():
+            yield type(op).__name__, "F32"
         case GatedActivation(kind=kind):
             yield "GatedActivation", kind
         case SelectRows():

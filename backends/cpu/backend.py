@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.base import (
+    NO_STATES,
+    AddGated,
     Batch,
     Capability,
     DeviceFacts,
@@ -25,6 +27,9 @@ from backends.base import (
     MemoryRegion,
     Op,
     OpenOptions,
+    RopeStore,
+    Softcap,
+    StatePool,
     TensorView,
 )
 from backends.cpu import abi, capability, cores, levels
@@ -75,6 +80,7 @@ class CpuBackend:
         kv: KvPool,
         limits: Limits,
         progress: LoadProgress,
+        states: StatePool = NO_STATES,
     ) -> CpuProgram:
         """Repack the weights, reserve pools and buffers, record the steps.
 
@@ -175,6 +181,10 @@ class CpuProgram:
             raise ValueError(abi.ERRORS[code])
         return self._output[: len(logit_rows) if self._last_scope else rows]
 
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        if pairs:
+            raise ValueError("this program has no recurrent layers, so there are no states to copy")
+
     def memory_lines(self) -> Mapping[str, int]:
         """Bytes held: packed weights, the KV pool, buffers and scratch. All of it is resident since the bind."""
         return {mapping.purpose: mapping.size for mapping in self._mappings}
@@ -224,13 +234,17 @@ def _as_floats(view: TensorView) -> npt.NDArray[np.float32]:
 def _output_view(plan: Plan) -> npt.NDArray[np.float32]:
     """The buffer that the last op writes, all its rows, without the padding."""
     last = plan.ops[-1]
-    name = (
-        last.parts[-1].out.name
-        if isinstance(last, Linear)
-        else last.q.name
-        if not hasattr(last, "out")
-        else last.out.name
-    )
+    match last:
+        case Linear(parts=parts):
+            name = parts[-1].out.name
+        case RopeStore(q=q):
+            name = q.name
+        case Softcap(src=src):
+            name = src.name
+        case AddGated(into=into):
+            name = into.name
+        case _:
+            name = last.out.name
     buffer, offset = plan.buffers[name]
     rows, stride = plan.limits.logit_rows if plan.scopes[-1] else plan.limits.rows, padded(buffer.width)
     return floats_at(plan.workspace.address(offset), rows * stride).reshape(rows, stride)[:, : buffer.width]

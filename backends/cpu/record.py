@@ -396,7 +396,7 @@ def _buffers_of(op: Op, scope: int) -> Iterator[tuple[Buffer, int]]:
             yield src, scope
             yield from ((part.out, scope) for part in parts)
         case RopeStore(q=q, k=k, v=v):
-            yield from ((buffer, scope) for buffer in (q, k, v))
+            yield from ((buffer, scope) for buffer in (q, k, v) if buffer is not None)
         case Attention(q=q, out=out):
             yield from ((buffer, scope) for buffer in (q, out))
         case GatedActivation(gate=gate, up=up, out=out):

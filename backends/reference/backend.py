@@ -13,7 +13,18 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from backends.base import Capability, DeviceFacts, KvPool, Limits, LoadProgress, Op, OpenOptions, TensorView
+from backends.base import (
+    NO_STATES,
+    Capability,
+    DeviceFacts,
+    KvPool,
+    Limits,
+    LoadProgress,
+    Op,
+    OpenOptions,
+    StatePool,
+    TensorView,
+)
 from backends.needs import refuse_missing
 from backends.quant import QuantType
 from backends.reference.compute import Array
@@ -52,6 +63,7 @@ class ReferenceBackend:
         kv: KvPool,
         limits: Limits,
         progress: LoadProgress,
+        states: StatePool = NO_STATES,
     ) -> ReferenceProgram:
         refuse_missing(self.facts.backend, self._table, ops, weights, kv)
         self._refuse_too_large(weights, kv)

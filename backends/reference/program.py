@@ -8,10 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.base import (
+    AddGated,
     Attention,
     Batch,
     Buffer,
+    DeltaNet,
     EmbedRows,
+    Experts,
     GatedActivation,
     KvPool,
     Limits,
@@ -21,6 +24,7 @@ from backends.base import (
     Op,
     RopeStore,
     SelectRows,
+    Softcap,
 )
 from backends.reference.compute import Array, attend, linear, rms_norm, rotate, silu_gate
 from backends.reference.pools import Pools, slots_of
@@ -57,6 +61,9 @@ class ReferenceProgram:
         for op in self.ops:
             self._run_op(op, batch, buffers)
         return buffers
+
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        assert not pairs, "no recurrent layers, so there are no states to copy"
 
     def memory_lines(self) -> Mapping[str, int]:
         rows = self.limits.rows * self.dtype.itemsize
@@ -108,6 +115,7 @@ class ReferenceProgram:
 
     def _rope_store(self, op: RopeStore, batch: Batch, buffers: Buffers) -> None:
         rows = len(batch.tokens)
+        assert op.k is not None and op.v is not None, "refused at bind"
         q = buffers[op.q.name].reshape(rows, op.heads, op.head_dim)
         k = buffers[op.k.name].reshape(rows, op.kv_heads, op.head_dim)
         v = buffers[op.v.name].reshape(rows, op.kv_heads, op.head_dim)
@@ -133,7 +141,9 @@ def _outputs(op: Op) -> tuple[Buffer, ...]:
     match op:
         case Linear(parts=parts):
             return tuple(part.out for part in parts)
-        case RopeStore():
+        case RopeStore() | AddGated() | Softcap():
             return ()
+        case Experts(out=out) | DeltaNet(out=out):
+            return (out,)
         case EmbedRows(out=out) | Norm(out=out) | Attention(out=out) | GatedActivation(out=out) | SelectRows(out=out):
             return (out,)
