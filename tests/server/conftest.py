@@ -112,20 +112,25 @@ class Box:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._runs: list[Run] = []
+        self._hogs: list[subprocess.Popen[bytes]] = []
         self.environ = {
             name: value for name, value in os.environ.items() if not name.startswith(("HOMESERVE_", "XDG_"))
         }
 
-    def start(self, *argv: str, ready: bool = True, **environ: str) -> Run:
-        """`homeserve ARGV...`; for `up` with `--port 0` and a ready file unless `ready` is False."""
+    def start(
+        self, *argv: str, ready: bool = True, inside: Callable[..., list[str]] | None = None, **environ: str
+    ) -> Run:
+        """`homeserve ARGV...`; for `up` with `--port 0` and a ready file unless `ready` is False. `inside` makes a
+        command line of one (a limited group's)."""
         folder = self.folder / str(len(self._runs))
         (folder / "home").mkdir(parents=True)
         if argv[0] in ("up", "serve") and ready:
             argv = (argv[0], "--port", "0", "--ready-file", str(folder / "ready.json"), *argv[1:])
         variables = self.environ | {"HOME": str(self.folder / "0" / "home")} | environ
         with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
+            command = [sys.executable, "-P", "-m", "homeserve", *argv]
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "homeserve", *argv],
+                command if inside is None else inside(*command),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -136,6 +141,13 @@ class Box:
         run = Run(process, folder)
         self._runs.append(run)
         return run
+
+    def hog(self, inside: Callable[..., list[str]], mib: int) -> subprocess.Popen[bytes]:
+        """A process that holds so much memory until it is ended."""
+        script = f"import sys; held = bytearray(b'x') * ({mib} << 20); sys.stdin.read()"
+        process = subprocess.Popen(inside(sys.executable, "-c", script), stdin=subprocess.PIPE)
+        self._hogs.append(process)
+        return process
 
     def run(self, *argv: str, **environ: str) -> Run:
         """Start and wait for the end."""
@@ -150,6 +162,9 @@ class Box:
         return run
 
     def close(self) -> None:
+        for hog in self._hogs:
+            hog.kill()
+            hog.communicate()
         for run in self._runs:
             if run.process.poll() is None:
                 run.pids |= children(run.pid)

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import logging
+import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -15,9 +16,11 @@ import aiohttp
 import pytest
 import uvloop
 
+from homeserve.corridor import CorridorSampler
 from homeserve.engine.engine import Engine
 from homeserve.engine.request import EngineLimits
 from homeserve.fleet import RankStatus
+from homeserve.measure import MeasuredBudget, Members
 from homeserve.server import sse
 from homeserve.server.application import HttpServer
 from homeserve.server.context import LoadProgress, ModelInfo, ServerContext
@@ -602,7 +605,8 @@ async def test_loading_is_503_with_progress() -> None:
                 "total_bytes": 10,
             }
         assert_error(await world.chat(), 503, "loading")
-        assert_error(await world.get("/v1/homeserve/census"), 503, "loading")
+        for path in ("census", "budget", "corridor"):
+            assert_error(await world.get(f"/v1/homeserve/{path}"), 503, "loading")
         assert (await world.get("/v1/models")) == (200, {"object": "list", "data": []})
         status, body = await world.get("/v1/homeserve/status")
         assert status == 200 and body["state"] == "loading"
@@ -642,8 +646,8 @@ async def test_keys(tmp_path: Any) -> None:
             {"x-api-key": "key-one"},
         ):
             assert (await world.get("/v1/models", headers=headers))[0] == 200
-        assert_error(await world.get("/metrics"), 401, "unauthorized")
-        assert_error(await world.get("/v1/none"), 401, "unauthorized")
+        for path in ("/metrics", "/v1/none", "/v1/homeserve/budget", "/v1/homeserve/corridor"):
+            assert_error(await world.get(path), 401, "unauthorized")
 
 
 @pytest.mark.parametrize(
@@ -759,6 +763,31 @@ async def test_status_has_every_key() -> None:
         assert body["pipeline"]["ranges"] == [[0, 4]]
         assert body["requests"]["finished"] == 1 and body["engine"]["plans_issued"] > 0
         assert body["engine"]["step_overhead_ms"]["p50"] is not None
+
+
+async def test_budget_and_corridor_are_served_as_they_are_made() -> None:
+    async with serving() as world:
+        for path in ("budget", "corridor"):  # loaded, and nobody has made them
+            assert_error(await world.get(f"/v1/homeserve/{path}"), 503, "loading")
+        sampler = CorridorSampler(256 << 20, lambda: "ready", lambda breach: None, lambda: (1 << 30,))
+        sampler.start()
+        try:
+            await world.wait_for(lambda: sampler.least_bytes() != ())
+            budget = MeasuredBudget({"schema": 1, "plan": {"kv_tokens": 16}}, (), lambda: Members(0, os.getpid(), ()))
+            world.context.corridor, world.context.budget = sampler, budget
+            status, body = await world.get("/v1/homeserve/corridor")
+            assert (status, body["schema"], body["floor_mib"], body["period_ms"]) == (200, 1, 256, 100)
+            (device,) = body["devices"]
+            assert set(device) >= {"index", "min_free_mib", "at", "phase", "breaches", "samples"}
+            assert (device["min_free_mib"], device["breaches"], device["samples"][0][1:]) == (1024, 0, [1024, "ready"])
+            status, body = await world.get("/v1/homeserve/budget")
+            assert (status, body["schema"], body["plan"]) == (200, 1, {"kv_tokens": 16})
+            names = {"device", "line", "predicted_mib", "measured_mib", "how"}
+            assert all(set(row) == names for row in body["measured"])
+            async with world.client.get(world.url("/metrics")) as response:
+                assert 'homeserve_corridor_min_free_bytes{device="0"} 1.073741824e+09' in await response.text()
+        finally:
+            sampler.stop()
 
 
 async def test_metrics_are_in_the_format_of_prometheus() -> None:
