@@ -12,9 +12,15 @@ import kernel_rig as rig
 import numpy as np
 import pytest
 
-from backends.base import KvLayer, KvPool, RopeStore
+from backends.base import KvLayer, KvPool, Limits, RopeStore
 from backends.cpu.memory import Mapping, floats_at
+from backends.cpu.record import Plan
 from backends.quant import QuantType
+from budget import host_lines
+from homeserve import checkpoint
+from homeserve.models.bind import bind
+from homeserve.models.registry import family
+from homeserve.models.shape import shape_of
 
 HUGE = 2 << 20
 PAGE = 4096
@@ -65,6 +71,41 @@ def test_a_commit_that_the_system_refuses_is_an_error_with_arithmetic() -> None:
     with pytest.raises(MemoryError, match=r"kv needs 2097152 bytes .* = 2 slots of a MiB, and the system refused: Can"):
         mapping.commit(0, lambda *_: None)
     mapping.close()
+
+
+@pytest.mark.parametrize("name", ["llama", "llama3rope", "mistral"])
+@pytest.mark.parametrize(
+    ("rows", "logit_rows", "threads", "pages"), [(272, 48, 2, 32), (17, 1, 8, 4), (64, 64, 1, 1000)]
+)
+def test_the_budget_foresees_what_a_program_maps(
+    name: str, rows: int, logit_rows: int, threads: int, pages: int
+) -> None:
+    path = str(Path(__file__).parents[1] / "data" / "tiny" / f"{name}.f32.gguf")
+    opened = checkpoint.open(path)
+    try:
+        declared = family(opened.arch)
+        config = declared.config_from(opened.metadata)
+        bound = bind(declared, config, opened.tensors)
+        shape = shape_of(declared, config, opened.tensors, name=name, quant="F32")
+        kv = KvPool(bound.kv_layers, 64, QuantType.F16)
+        library = rig.backend(rig.native_levels()[0]).library
+        plan = Plan(library, bound.ops, bound.weights, kv, Limits(rows, logit_rows, 4, pages), threads)
+        foreseen = host_lines.workspace_bytes(shape, rows, logit_rows, threads, pages * 16)
+        assert abs(plan.workspace.size - foreseen) < 64 * 24, "but for what aligning each buffer costs"
+        assert 0 <= host_lines.packed_bytes(shape) - plan.weights.size < 4096
+    finally:
+        opened.close()
+
+
+@pytest.mark.parametrize("kind", rig.ALL_TYPES)
+@pytest.mark.parametrize("rows", [1, 16, 37])
+def test_the_budget_foresees_a_packed_matrix_of_every_type(kind: str, rows: int) -> None:
+    quant = QuantType[kind]
+    library = rig.backend(rig.native_levels()[0]).library
+    packed = library.hs_packed_bytes(quant.gguf_id, rows, 512)
+    assert host_lines.packed_tensor_bytes(quant.block_bytes, quant.block_len, rows, 512) == -(-packed // 64) * 64
+    in_file = rows * quant.row_bytes(512)
+    assert packed >= in_file and (rows % 16 or packed == in_file)
 
 
 def resident_mappings() -> dict[int, tuple[int, int]]:
