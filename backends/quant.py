@@ -53,6 +53,8 @@ class QuantType(Enum):
     TQ2_0 = BlockFormat(35, 256, 66)
     MXFP4 = BlockFormat(39, 32, 17)
     NVFP4 = BlockFormat(40, 64, 36)
+    F8 = BlockFormat(1000, 1, 1)
+    """A float of 8 bits: 4 of exponent (bias 7), 3 of mantissa, largest 448, no infinities. In KV pools only."""
 
     @property
     def gguf_id(self) -> int:
@@ -76,4 +78,6 @@ class QuantType(Enum):
         return blocks * self.block_bytes
 
 
-BY_GGUF_ID: dict[int, QuantType] = {quant.gguf_id: quant for quant in QuantType}
+OWN_IDS = 1000
+"""Ids from here on are ours: no GGUF file holds these types."""
+BY_GGUF_ID: dict[int, QuantType] = {quant.gguf_id: quant for quant in QuantType if quant.gguf_id < OWN_IDS}

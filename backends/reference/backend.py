@@ -27,8 +27,10 @@ from backends.base import (
 )
 from backends.needs import refuse_missing
 from backends.quant import QuantType
-from backends.reference.compute import Array
-from backends.reference.dequant import INTEGERS, PLAIN, dequantise
+from backends.reference.compute import GATES, Array
+from backends.reference.delta import state_bytes
+from backends.reference.dequant import INTEGERS, NOT_WEIGHTS, PLAIN, dequantise
+from backends.reference.experts import ROUTINGS
 from backends.reference.pools import POOL_TYPES, pool_bytes
 from backends.reference.program import ReferenceProgram
 from budget.host import read_memory
@@ -66,7 +68,7 @@ class ReferenceBackend:
         states: StatePool = NO_STATES,
     ) -> ReferenceProgram:
         refuse_missing(self.facts.backend, self._table, ops, weights, kv)
-        self._refuse_too_large(weights, kv)
+        self._refuse_too_large(weights, kv, states)
         total = sum(view.data.nbytes for view in weights.values())
         dense: dict[str, Array] = {}
         done = 0
@@ -74,36 +76,41 @@ class ReferenceBackend:
             dense[name] = dequantise(view, self.dtype)
             done += view.data.nbytes
             progress("weights", done, total)
-        return ReferenceProgram(ops, dense, kv, limits, self.dtype)
+        return ReferenceProgram(ops, dense, kv, limits, self.dtype, states)
 
     def close(self) -> None:
         """Nothing is held but what programs hold."""
 
-    def _refuse_too_large(self, weights: Mapping[str, TensorView], kv: KvPool) -> None:
+    def _refuse_too_large(self, weights: Mapping[str, TensorView], kv: KvPool, states: StatePool) -> None:
         dense = sum(view.rows * view.cols for view in weights.values()) * self.dtype.itemsize
-        pools = pool_bytes(kv, self.dtype)
+        pools = pool_bytes(kv, self.dtype) + state_bytes(states, self.dtype)
         there = read_memory().available_bytes
         if there is not None and dense + pools > there:
             raise MemoryError(
-                f"reference keeps weights dense: {dense} bytes of {self.dtype.name} weights + {pools} of KV pools ="
-                f" {dense + pools}, available {there}"
+                f"reference keeps weights dense: {dense} bytes of {self.dtype.name} weights + {pools} of KV pools"
+                f" and states = {dense + pools}, available {there}"
             )
 
 
 def capability_table(*, has_gguf: bool) -> tuple[Capability, ...]:
     """Every entry. Without the package `gguf`, no dependency of a plain install, only plain floats are read."""
     entries = []
-    for op in ("EmbedRows", "Linear", "Norm", "Bias"):
+    for op in ("EmbedRows", "Linear", "Norm", "Bias", "HeadNorm", "Experts"):
         for kind in QuantType:
             why = _why_not(kind, has_gguf)
             entries.append(Capability(op, kind.name, not why, why))
     for op in ("RopeStore", "Attention"):
         entries += [Capability(op, kind.name, True) for kind in POOL_TYPES]
-    entries += [Capability("GatedActivation", "silu", True), Capability("SelectRows", "F32", True)]
+    for op in ("GatedActivation", "Experts"):
+        entries += [Capability(op, kind, True) for kind in GATES]
+    entries += [Capability("Experts", f"routing {func}", True) for func in ROUTINGS]
+    entries += [Capability("Attention", feature, True) for feature in ("softcap", "sinks", "gated")]
+    entries += [Capability("RopeStore", "shared rows", True), Capability("HeadNorm", "none", True)]
+    entries += [Capability(op, "F32", True) for op in ("AddGated", "Softcap", "SelectRows", "DeltaNet")]
     return tuple(entries)
 
 
 def _why_not(kind: QuantType, has_gguf: bool) -> str:
-    if kind in INTEGERS:
-        return "an integer type holds no weights"
+    if kind in NOT_WEIGHTS:
+        return "an integer type holds no weights" if kind in INTEGERS else "a type of KV pools, not of weights"
     return "" if has_gguf or kind in PLAIN else "needs the package gguf (pip install gguf)"

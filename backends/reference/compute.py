@@ -10,6 +10,9 @@ All arrays are C-contiguous and of one dtype, float32 or float64.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
+
 import numpy as np
 import numpy.typing as npt
 
@@ -59,10 +62,18 @@ def rotate(
     return turned
 
 
-def attend(q: Array, k: Array, v: Array, scale: float) -> Array:
+def head_norm(heads: Array, weight: Array | None, eps: float) -> Array:
+    """RMS norm of every head by itself. heads [rows, heads, head_dim], weight [head_dim]; None: all ones."""
+    ones = np.ones(heads.shape[-1], heads.dtype)
+    flat = np.ascontiguousarray(heads).reshape(-1, heads.shape[-1])
+    return rms_norm(flat, ones if weight is None else weight, eps).reshape(heads.shape)
+
+
+def attend(q: Array, k: Array, v: Array, scale: float, softcap: float = 0.0, sinks: Array | None = None) -> Array:
     """softmax(scale * q . k) v for one row. q [heads, dim], k and v [seen, kv_heads, dim]; gives [heads, dim].
 
-    Query head h reads kv head h // (heads // kv_heads).
+    Query head h reads kv head h // (heads // kv_heads). `softcap` > 0 bends the scores, `sinks` [heads] join the
+    denominator.
     """
     heads, dim = q.shape
     kv_heads = k.shape[1]
@@ -70,17 +81,72 @@ def attend(q: Array, k: Array, v: Array, scale: float) -> Array:
     keys = np.ascontiguousarray(k.transpose(1, 0, 2))[:, None]
     values = np.ascontiguousarray(v.transpose(1, 2, 0))[:, None]
     scores = np.vecdot(grouped, keys) * q.dtype.type(scale)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
+    if softcap:
+        scores = soft_cap(scores, softcap)
+    largest = scores.max(axis=-1, keepdims=True)
+    if sinks is None:
+        weights = np.exp(scores - largest)
+        weights /= weights.sum(axis=-1, keepdims=True)
+    else:
+        sink = sinks.reshape(kv_heads, heads // kv_heads, 1)
+        largest = np.maximum(largest, sink)
+        weights = np.exp(scores - largest)
+        weights /= weights.sum(axis=-1, keepdims=True) + np.exp(sink - largest)
     mixed: Array = np.vecdot(weights[:, :, None, :], values)
     return mixed.reshape(heads, dim)
 
 
-def silu_gate(gate: Array, up: Array) -> Array:
-    """silu(gate) * up, where silu(x) = x / (1 + exp(-x)).
+def soft_cap(x: Array, cap: float) -> Array:
+    """cap * tanh(x / cap)"""
+    capped: Array = np.tanh(x / x.dtype.type(cap)) * x.dtype.type(cap)
+    return capped
 
-    For x below about -88 the float32 exp is infinite and the quotient the right limit, -0; that is no error.
-    """
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x)). Far below zero the exp is infinite and the quotient the right limit, 0; that is no error."""
     with np.errstate(over="ignore"):
-        gated: Array = gate / (1 + np.exp(-gate)) * up
-    return gated
+        result: Array = 1 / (1 + np.exp(-x))
+    return result
+
+
+def softplus(x: Array) -> Array:
+    """log(1 + exp(x)), without overflow."""
+    result: Array = np.logaddexp(x, x.dtype.type(0))
+    return result
+
+
+def silu(x: Array) -> Array:
+    """x * sigmoid(x), written as one quotient."""
+    with np.errstate(over="ignore"):
+        result: Array = x / (1 + np.exp(-x))
+    return result
+
+
+def silu_gate(gate: Array, up: Array) -> Array:
+    """silu(gate) * up"""
+    return silu(gate) * up
+
+
+def gelu_gate(gate: Array, up: Array) -> Array:
+    """gelu(gate) * up, in the form with tanh."""
+    one = gate.dtype.type
+    with np.errstate(over="ignore"):
+        inner = one(math.sqrt(2 / math.pi)) * (gate + one(0.044715) * gate * gate * gate)
+    gelu: Array = one(0.5) * gate * (1 + np.tanh(inner))
+    return gelu * up
+
+
+def swiglu_oai_gate(gate: Array, up: Array) -> Array:
+    """g * sigmoid(1.702 g) * (u + 1), with g = gate held under 7 and u = up within +-7."""
+    one = gate.dtype.type
+    held, within = np.minimum(gate, one(7)), np.clip(up, one(-7), one(7))
+    result: Array = held * sigmoid(one(1.702) * held) * (within + 1)
+    return result
+
+
+GATES: Mapping[str, Callable[[Array, Array], Array]] = {
+    "silu": silu_gate,
+    "gelu": gelu_gate,
+    "swiglu_oai": swiglu_oai_gate,
+}
+"""act(gate) * up by the name of the activation. gate and up [rows, width]."""

@@ -18,7 +18,8 @@ Array = npt.NDArray[np.floating]
 PLAIN = frozenset({QuantType.F32, QuantType.F16, QuantType.BF16, QuantType.F64})
 INTEGERS = frozenset({QuantType.I8, QuantType.I16, QuantType.I32, QuantType.I64})
 """Types of index tensors; none is a weight."""
-DEQUANTISED = frozenset(QuantType) - INTEGERS
+NOT_WEIGHTS = INTEGERS | {QuantType.F8}
+DEQUANTISED = frozenset(QuantType) - NOT_WEIGHTS
 
 
 def dequantise(view: TensorView, dtype: npt.DTypeLike = np.float32) -> Array:

@@ -1,9 +1,14 @@
 """KV pools of the reference backend: one K and one V array per layer, rows addressed by slot.
 
-    layer i:  k [slots, kv_heads, head_dim]   v [slots, kv_heads, head_dim]     of the pool's type
+    layer i:  k [slots, kv_heads, head_dim]   v [slots, kv_heads, head_dim]
 
-F32 is kept as the backend's own dtype (so that float64 stays float64 throughout); F16 and BF16 are rounded on the way
-in, as every backend's pool of that type must.
+F32 is kept as the backend's own dtype (so that float64 stays float64 throughout). F16 and BF16 are stored as such.
+What Q8_0 and F8 can express is what is stored, in the backend's dtype and without the packing: the numbers that come
+back are those of a packed pool, its memory is not.
+
+    Q8_0   32 values of a head (its last block may be shorter) share a scale, the largest magnitude / 127 rounded to 16
+           bits; each is the nearest whole number of scales within +-127
+    F8     4 bits of exponent, 3 of mantissa: the nearest such number, at most 448
 """
 
 from __future__ import annotations
@@ -16,7 +21,11 @@ from backends.quant import QuantType
 from backends.reference.compute import Array, Ints
 from backends.reference.dequant import bf16_to_f32, f32_to_bf16
 
-POOL_TYPES = (QuantType.F32, QuantType.F16, QuantType.BF16)
+POOL_TYPES = (QuantType.F32, QuantType.F16, QuantType.BF16, QuantType.Q8_0, QuantType.F8)
+BLOCK = 32
+F8_MAX = 448.0
+F8_EXPONENT_MIN = -6
+F8_MANTISSA_BITS = 3
 
 
 def pool_bytes(kv: KvPool, dtype: np.dtype[np.floating]) -> int:
@@ -50,13 +59,37 @@ class Pools:
         return sum(array.nbytes for array in (*self.k, *self.v))
 
     def _pack(self, values: Array) -> npt.NDArray[np.generic]:
-        if self.type is QuantType.BF16:
-            return f32_to_bf16(values.astype(np.float32))
+        match self.type:
+            case QuantType.BF16:
+                return f32_to_bf16(values.astype(np.float32))
+            case QuantType.Q8_0:
+                return round_q8_0(values)
+            case QuantType.F8:
+                return round_f8(values)
         return values.astype(_storage(self.type, self.dtype))
 
     def _unpack(self, stored: npt.NDArray[np.generic]) -> Array:
         dense = bf16_to_f32(stored.view(np.uint16)) if self.type is QuantType.BF16 else stored
         return dense.astype(self.dtype)
+
+
+def round_q8_0(values: Array) -> Array:
+    """What Q8_0 keeps of rows `[..., head_dim]`, in the same dtype."""
+    rounded = np.empty_like(values)
+    for first in range(0, values.shape[-1], BLOCK):
+        block = values[..., first : first + BLOCK].astype(np.float32)
+        scale = np.abs(block).max(axis=-1, keepdims=True) / np.float32(127)
+        steps = np.rint(block / np.where(scale > 0, scale, 1))
+        rounded[..., first : first + BLOCK] = steps * scale.astype(np.float16).astype(np.float32)
+    return rounded
+
+
+def round_f8(values: Array) -> Array:
+    """The nearest 8-bit float (4 of exponent, 3 of mantissa) of each value, ties to even, held within +-448."""
+    _, exponent = np.frexp(values)
+    step = np.ldexp(values.dtype.type(1), np.maximum(exponent - 1, F8_EXPONENT_MIN) - F8_MANTISSA_BITS)
+    held: Array = np.clip(np.rint(values / step) * step, -F8_MAX, F8_MAX)
+    return held.astype(values.dtype)
 
 
 def slots_of(table: Ints, first: int, end: int) -> Ints:
@@ -67,6 +100,8 @@ def slots_of(table: Ints, first: int, end: int) -> Ints:
 
 
 def _storage(kind: QuantType, dtype: np.dtype[np.floating]) -> np.dtype[np.generic]:
-    if kind is QuantType.F32:
-        return np.dtype(dtype)
-    return np.dtype(np.float16 if kind is QuantType.F16 else np.uint16)
+    stored: dict[QuantType, np.dtype[np.generic]] = {
+        QuantType.F16: np.dtype(np.float16),
+        QuantType.BF16: np.dtype(np.uint16),
+    }
+    return stored.get(kind, np.dtype(dtype))

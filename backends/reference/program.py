@@ -8,12 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.base import (
+    NO_STATES,
     AddGated,
     Attention,
     Batch,
     Buffer,
     DeltaNet,
     EmbedRows,
+    ExpertMatrix,
     Experts,
     GatedActivation,
     KvPool,
@@ -25,8 +27,12 @@ from backends.base import (
     RopeStore,
     SelectRows,
     Softcap,
+    StatePool,
+    Weight,
 )
-from backends.reference.compute import Array, attend, linear, rms_norm, rotate, silu_gate
+from backends.reference.compute import GATES, Array, attend, head_norm, linear, rms_norm, rotate, sigmoid, soft_cap
+from backends.reference.delta import DeltaWeights, States, run_delta_net
+from backends.reference.experts import DenseExperts, route, run_experts
 from backends.reference.pools import Pools, slots_of
 
 Buffers = dict[str, Array]
@@ -42,17 +48,18 @@ class ReferenceProgram:
         kv: KvPool,
         limits: Limits,
         dtype: np.dtype[np.floating],
+        states: StatePool = NO_STATES,
     ) -> None:
         self.ops = tuple(ops)
         self.weights = weights
         self.limits = limits
         self.dtype = dtype
         self.pools = Pools(kv, dtype)
+        self.states = States(states, dtype)
 
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
-        last = self.ops[-1]
-        assert isinstance(last, Linear), "an op list ends with the head, or with a stage's last projection"
-        return self.run_from(batch, {})[last.parts[-1].out.name].astype(np.float32, copy=False)
+        last = _written(self.ops[-1])[-1]
+        return self.run_from(batch, {})[last.name].astype(np.float32, copy=False)
 
     def run_from(self, batch: Batch, given: Mapping[str, Array]) -> Buffers:
         """Execute every op, starting from the buffers `given` (a previous rank's residual). Gives all buffers."""
@@ -63,14 +70,15 @@ class ReferenceProgram:
         return buffers
 
     def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
-        assert not pairs, "no recurrent layers, so there are no states to copy"
+        self.states.copy(pairs)
 
     def memory_lines(self) -> Mapping[str, int]:
         rows = self.limits.rows * self.dtype.itemsize
-        widths = {buffer.name: buffer.width for op in self.ops for buffer in _outputs(op)}
+        widths = {buffer.name: buffer.width for op in self.ops for buffer in _written(op)}
         return {
             "weights": sum(array.nbytes for array in self.weights.values()),
             "kv": self.pools.nbytes(),
+            "state": self.states.nbytes(),
             "workspace": rows * sum(widths.values()),
         }
 
@@ -79,14 +87,22 @@ class ReferenceProgram:
         return ()
 
     def close(self) -> None:
-        """Let go of weights and pools. The program cannot run after."""
+        """Let go of weights, pools and states. The program cannot run after."""
         self.weights = {}
+        self.states = States(NO_STATES, self.dtype)
         self.pools = Pools(KvPool((), 0, self.pools.type), self.dtype)
 
     def _check(self, batch: Batch) -> None:
         rows = len(batch.tokens)
         assert rows <= self.limits.rows and len(batch.logit_rows) <= self.limits.logit_rows, "over the limits of bind"
         assert rows == len(batch.positions) == len(batch.slots) == len(batch.lanes)
+
+    def _vector(self, weight: Weight | None) -> Array | None:
+        return None if weight is None else self.weights[weight.name][0]
+
+    def _needed(self, weight: Weight) -> Array:
+        vector: Array = self.weights[weight.name][0]
+        return vector
 
     def _run_op(self, op: Op, batch: Batch, buffers: Buffers) -> None:
         match op:
@@ -95,18 +111,28 @@ class ReferenceProgram:
             case Norm():
                 if op.add is not None:
                     buffers[op.src.name] = buffers[op.src.name] + buffers[op.add.name]
-                weight = self.weights[op.weight.name][0]
-                buffers[op.out.name] = rms_norm(buffers[op.src.name], weight, op.eps)
+                buffers[op.out.name] = rms_norm(buffers[op.src.name], self._needed(op.weight), op.eps)
             case Linear():
                 for part in op.parts:
-                    bias = self.weights[part.bias.name][0] if part.bias is not None else None
-                    buffers[part.out.name] = linear(buffers[op.src.name], self.weights[part.weight.name], bias)
+                    weight = self.weights[part.weight.name]
+                    buffers[part.out.name] = linear(buffers[op.src.name], weight, self._vector(part.bias))
             case RopeStore():
                 self._rope_store(op, batch, buffers)
             case Attention():
                 buffers[op.out.name] = self._attention(op, batch, buffers[op.q.name])
             case GatedActivation():
-                buffers[op.out.name] = silu_gate(buffers[op.gate.name], buffers[op.up.name])
+                buffers[op.out.name] = GATES[op.kind](buffers[op.gate.name], buffers[op.up.name])
+            case Experts():
+                buffers[op.out.name] = self._experts(op, buffers)
+            case AddGated():
+                added = buffers[op.src.name]
+                if op.gate is not None:
+                    added = added * sigmoid(buffers[op.gate.name])
+                buffers[op.into.name] = buffers[op.into.name] + added
+            case DeltaNet():
+                buffers[op.out.name] = self._delta_net(op, batch, buffers)
+            case Softcap():
+                buffers[op.src.name] = soft_cap(buffers[op.src.name], op.cap)
             case SelectRows():
                 chosen = buffers[op.src.name][batch.logit_rows]
                 if op.add is not None:
@@ -115,35 +141,68 @@ class ReferenceProgram:
 
     def _rope_store(self, op: RopeStore, batch: Batch, buffers: Buffers) -> None:
         rows = len(batch.tokens)
-        assert op.k is not None and op.v is not None, "refused at bind"
-        q = buffers[op.q.name].reshape(rows, op.heads, op.head_dim)
-        k = buffers[op.k.name].reshape(rows, op.kv_heads, op.head_dim)
+        queries = buffers[op.q.name].reshape(rows, op.heads, op.q_step or op.head_dim)
+        q = self._norm_and_turn(op, batch, queries[..., : op.head_dim], op.q_norm)
+        buffers[op.q.name] = np.concatenate([q, queries[..., op.head_dim :]], axis=2).reshape(rows, -1)
+        if op.k is None or op.v is None:
+            assert op.k is None and op.v is None, "k and v are stored both or not at all"
+            return
+        k = self._norm_and_turn(op, batch, buffers[op.k.name].reshape(rows, op.kv_heads, op.head_dim), op.k_norm)
         v = buffers[op.v.name].reshape(rows, op.kv_heads, op.head_dim)
-        if op.rope is not None:
-            turn = (batch.positions, op.rope.frequencies, op.rope.magnitude)
-            q = rotate(q, *turn, interleaved=op.rope.interleaved)
-            k = rotate(k, *turn, interleaved=op.rope.interleaved)
-        buffers[op.q.name] = q.reshape(rows, -1)
+        if op.v_norm:
+            v = head_norm(v, None, op.norm_eps)
         buffers[op.k.name] = k.reshape(rows, -1)
         self.pools.store(op.layer, batch.slots, k, v)
 
+    def _norm_and_turn(self, op: RopeStore, batch: Batch, heads: Array, norm: Weight | None) -> Array:
+        if norm is not None:
+            heads = head_norm(heads, self._needed(norm), op.norm_eps)
+        if op.rope is None:
+            return heads
+        turn = (batch.positions, op.rope.frequencies, op.rope.magnitude)
+        return rotate(heads, *turn, interleaved=op.rope.interleaved)
+
     def _attention(self, op: Attention, batch: Batch, q: Array) -> Array:
-        out = np.empty_like(q)
+        rows = len(batch.tokens)
+        both = q.reshape(rows, op.heads, op.q_step or op.head_dim)
+        queries = np.ascontiguousarray(both[..., : op.head_dim])
+        sinks = self._vector(op.sinks)
+        out = np.empty((rows, op.heads, op.head_dim), q.dtype)
         for row, position in enumerate(batch.positions):
             end = int(position) + 1
             first = max(0, end - op.window) if op.window else 0
             k, v = self.pools.rows(op.layer, slots_of(batch.tables[batch.lanes[row]], first, end))
-            out[row] = attend(q[row].reshape(op.heads, op.head_dim), k, v, op.scale).reshape(-1)
-        return out
+            out[row] = attend(queries[row], k, v, op.scale, op.softcap, sinks)
+        if op.gated:
+            out *= sigmoid(both[..., op.head_dim : 2 * op.head_dim])
+        return out.reshape(rows, -1)
+
+    def _experts(self, op: Experts, buffers: Buffers) -> Array:
+        chosen, weights = route(buffers[op.logits.name], op.routing, self._vector(op.routing.selection))
+        gate, up, down = (self._stack(matrix) for matrix in (op.gate, op.up, op.down))
+        return run_experts(buffers[op.src.name], chosen, weights, gate, up, down, op.kind)
+
+    def _stack(self, matrix: ExpertMatrix) -> DenseExperts:
+        return DenseExperts(matrix, self.weights[matrix.weight.name], self._vector(matrix.bias))
+
+    def _delta_net(self, op: DeltaNet, batch: Batch, buffers: Buffers) -> Array:
+        mixed, z, beta, alpha = (buffers[buffer.name] for buffer in (op.mixed, op.z, op.beta, op.alpha))
+        weights = DeltaWeights(
+            self.weights[op.conv.name], self._needed(op.dt_bias), self._needed(op.a), self._needed(op.norm)
+        )
+        return run_delta_net(op, weights, self.states, batch, mixed, z, beta, alpha)
 
 
-def _outputs(op: Op) -> tuple[Buffer, ...]:
+def _written(op: Op) -> tuple[Buffer, ...]:
+    """The buffers that an op writes, but for those that it only changes in place before attention."""
     match op:
         case Linear(parts=parts):
             return tuple(part.out for part in parts)
-        case RopeStore() | AddGated() | Softcap():
+        case RopeStore():
             return ()
-        case Experts(out=out) | DeltaNet(out=out):
-            return (out,)
-        case EmbedRows(out=out) | Norm(out=out) | Attention(out=out) | GatedActivation(out=out) | SelectRows(out=out):
-            return (out,)
+        case AddGated(into=into):
+            return (into,)
+        case Softcap(src=src):
+            return (src,)
+        case _:
+            return (op.out,)

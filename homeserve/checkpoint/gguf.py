@@ -302,7 +302,7 @@ def _tensor_info(cursor: _Cursor, index: int) -> _TensorInfo:
     kind = BY_GGUF_ID.get(type_id)
     if kind is None:
         label = _OTHER_TYPES.get(type_id, "unknown")
-        known = ", ".join(quant.name for quant in QuantType)
+        known = ", ".join(quant.name for quant in BY_GGUF_ID.values())
         raise cursor.error(where, f"has the type {type_id}, {label}; known: {known}", "use another quantisation")
     rows = 1
     for dim in dims[1:]:

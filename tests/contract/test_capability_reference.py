@@ -10,7 +10,7 @@ from gguf.quants import dequantize, quantize
 from backends.base import OpenOptions, TensorView
 from backends.quant import QuantType
 from backends.reference.backend import ReferenceBackend, capability_table
-from backends.reference.dequant import INTEGERS, dequantise
+from backends.reference.dequant import NOT_WEIGHTS, dequantise
 
 TABLE = {(entry.op, entry.type): entry for entry in ReferenceBackend(OpenOptions()).capabilities()}
 
@@ -25,7 +25,7 @@ def packed(kind: QuantType, rows: int = 3, blocks: int = 2) -> TensorView:
 @pytest.mark.parametrize("kind", list(QuantType), ids=lambda kind: kind.name)
 def test_yes_means_that_it_dequantises(kind: QuantType) -> None:
     entry = TABLE["Linear", kind.name]
-    assert entry.ok is (kind not in INTEGERS)
+    assert entry.ok is (kind not in NOT_WEIGHTS)
     if entry.ok:
         dense = dequantise(packed(kind))
         assert dense.shape == (3, 2 * kind.block_len) and dense.dtype == np.float32
@@ -34,9 +34,9 @@ def test_yes_means_that_it_dequantises(kind: QuantType) -> None:
         assert entry.why
 
 
-@pytest.mark.parametrize("kind", [k for k in QuantType if k not in INTEGERS], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [k for k in QuantType if k not in NOT_WEIGHTS], ids=lambda kind: kind.name)
 def test_every_op_with_weights_takes_the_same_types(kind: QuantType) -> None:
-    assert {TABLE[op, kind.name].ok for op in ("EmbedRows", "Linear", "Norm", "Bias")} == {True}
+    assert {TABLE[op, kind.name].ok for op in ("EmbedRows", "Linear", "Norm", "Bias", "HeadNorm", "Experts")} == {True}
 
 
 def test_plain_types_are_read_as_the_format_package_reads_them() -> None:

@@ -207,7 +207,7 @@ def test_an_unknown_dtype_is_refused() -> None:
 def test_what_cannot_fit_is_refused_with_the_arithmetic() -> None:
     huge = TensorView("huge", QuantType.F32, 1 << 20, 1 << 30, np.zeros(0, np.uint8))
     ops = [EmbedRows(Weight("huge", 1 << 20, 1 << 30), Buffer("x", 1 << 30))]
-    with pytest.raises(MemoryError, match=rf"{1 << 52} bytes of float32 weights \+ 0 of KV pools"):
+    with pytest.raises(MemoryError, match=rf"{1 << 52} bytes of float32 weights \+ 0 of KV pools and states"):
         ReferenceBackend(OpenOptions()).bind(
             ops, {"huge": huge}, KvPool((), 16, QuantType.F32), Limits(1, 1, 1, 1), lambda *_: None
         )
