@@ -38,7 +38,10 @@ _DEPTH_LIMIT = 128
 """Control groups deeper than this are counted to their ancestor: no limit is set so far down."""
 _THREAD_LIMIT = 1 << 14
 _GROUPS_LIMIT = 256
+_KEPT_BYTES = 1 << 16
+"""More than any of these files holds."""
 _MEMINFO = "proc/meminfo"
+_MEMINFO_LINE = re.compile(r"^([\w()]+):[ \t]+([0-9]{1,18})(?:[ \t]+(kB))?[ \t\r]*$", re.M)
 
 
 def read_host(root: str | Path = "/", allowed: Iterable[int] | None = None) -> HostFacts:
@@ -159,11 +162,11 @@ def own_group(root: str | Path = "/") -> GroupUse | None:
 
 
 class AvailableMemory:
-    """`read_memory(root).available_bytes` for a sampler: the limited groups are found once, so that a reading costs two
-    small files a group. A group that gets its first limit later is not seen."""
+    """`read_memory(root).available_bytes` for a sampler: the limited groups are found once, and every file is opened
+    once. A group that gets its first limit later is not seen."""
 
     def __init__(self, root: str | Path = "/") -> None:
-        self._tree = tree = Tree(root)
+        self._tree = tree = _KeptTree(root)
         self._groups = [group for group in _groups(tree, "memory") if _group_memory(tree, group) is not None]
 
     def read(self) -> int | None:
@@ -180,15 +183,33 @@ class AvailableMemory:
             room.append(min(available, meminfo["MemTotal"]))
         return min(room) if room else None
 
+    def close(self) -> None:
+        self._tree.close()
+
+
+class _KeptTree(Tree):
+    """A tree whose files stay open: the kernel makes their text anew for each reading from the start."""
+
+    def __init__(self, root: str | Path) -> None:
+        super().__init__(root)
+        self._open: dict[str, int] = {}
+
+    def text(self, name: str) -> str | None:
+        try:
+            if name not in self._open:
+                self._open[name] = os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            return os.pread(self._open[name], _KEPT_BYTES, 0).decode("utf-8", "replace").replace("\0", "")
+        except OSError:
+            return None
+
+    def close(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])
+
 
 def parse_meminfo(text: str) -> dict[str, int]:
     """Bytes of every field. The unit is read, not assumed: some kernels and recordings write plain bytes."""
-    found: dict[str, int] = {}
-    for line in text.splitlines():
-        match = re.match(r"([\w()]+):\s+([0-9]{1,18})(?:\s+(kB))?\s*$", line)
-        if match:
-            found[match.group(1)] = int(match.group(2)) * (1024 if match.group(3) else 1)
-    return found
+    return {name: int(number) << 10 if unit else int(number) for name, number, unit in _MEMINFO_LINE.findall(text)}
 
 
 # ------------------------------------------------------------------------------------------------------ control groups

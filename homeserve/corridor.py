@@ -1,7 +1,7 @@
 """The sampler of the corridor: what is free on each device, ten times a second, from before the first byte is loaded.
 
 A thread, not a task: while a server boots its loop is held up now and then (an import, a large file), and these are the
-moments that count. A reading is a few small files, some 0.2 ms of CPU time, so the loop has none of it.
+moments that count. A reading is a few small files that stay open, some 0.3 ms; the thread takes 0.4 % of a core.
 
 What cannot be read is None and stays None; nothing here may fail a server. Breaches of the floor go to the loop.
 """
@@ -27,9 +27,12 @@ STOP_S = 2.0
 
 
 class FreeReader(Protocol):
-    """Where free memory is read: one value for each device that it knows, always in the same order."""
+    """Where free memory is read: one value for each device that it knows, always in the same order. It is called in the
+    sampler's thread, and closed when it is not needed any more. Raises OSError for what cannot be read at all."""
 
     def __call__(self) -> Sequence[int | None]: ...
+
+    def close(self) -> None: ...
 
 
 class HostFree:
@@ -40,6 +43,9 @@ class HostFree:
 
     def __call__(self) -> Sequence[int | None]:
         return (self._memory.read(),)
+
+    def close(self) -> None:
+        self._memory.close()
 
 
 class CorridorSampler:
@@ -80,6 +86,8 @@ class CorridorSampler:
         """From here on read `read`: its first value is the host's, as before, and more devices follow. `indices` are
         their numbers in the budget."""
         with self._lock:
+            if self._read is not None:
+                self._read.close()
             self._read = read
             self._indices = tuple(indices)
             self._corridor.set_floors(floor_bytes)
@@ -90,6 +98,10 @@ class CorridorSampler:
         if self._thread is not None:
             self._thread.join(STOP_S)
             self._thread = None
+        with self._lock:
+            if self._read is not None:
+                self._read.close()
+                self._read = None
 
     def as_json(self) -> dict[str, Any]:
         """The body of `/v1/homeserve/corridor`."""
@@ -121,13 +133,14 @@ class CorridorSampler:
             self._ended.wait(due - self._clock())
 
     def _take(self) -> None:
-        assert self._read is not None
-        try:
-            free = self._read()
-        except OSError as error:
-            log.debug("free memory cannot be read", extra={"why": str(error)})
-            free = ()
         with self._lock:
+            if self._read is None:
+                return  # stopped
+            try:
+                free = self._read()
+            except OSError as error:
+                log.debug("free memory cannot be read", extra={"why": str(error)})
+                free = ()
             begun = self._corridor.sample(self._clock() - self._began, self._phase(), free)
         for breach in begun:
             self._tell(breach)

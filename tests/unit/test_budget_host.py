@@ -9,7 +9,7 @@ import pytest
 
 from backends.cpu import cores as cpu_cores
 from budget.facts import CpuFacts
-from budget.host import oom_kills, parse_meminfo, physical_cores, read_cpu, read_memory
+from budget.host import AvailableMemory, oom_kills, own_group, parse_meminfo, physical_cores, read_cpu, read_memory
 
 GIB = 1 << 30
 MEMINFO = "MemTotal: {total} kB\nMemFree: 1000 kB\nMemAvailable: {free} kB\nSwapTotal: 2097152 kB\n"
@@ -277,3 +277,49 @@ def test_kills_of_version_1_where_the_mount_shows_a_part(tmp_path: Path) -> None
     files["proc/self/mountinfo"] = V1_MEMORY.format(root="/")
     files["sys/fs/cgroup/memory/docker/abc/memory.oom_control"] = "oom_kill_disable 0\noom_kill 7\n"
     assert oom_kills(tree(tmp_path, files)) == 7
+
+
+V1_GROUP = "sys/fs/cgroup/memory/box"
+V2_GROUP = "sys/fs/cgroup/box"
+SAMPLED = {
+    "no group": box(),
+    "version 1": box()
+    | {
+        "proc/self/cgroup": "4:memory:/box\n",
+        "proc/self/mountinfo": V1_MEMORY.format(root="/"),
+        f"{V1_GROUP}/memory.limit_in_bytes": 2 * GIB,
+        f"{V1_GROUP}/memory.usage_in_bytes": GIB,
+        f"{V1_GROUP}/memory.stat": f"total_inactive_file {GIB // 4}\n",
+    },
+    "version 2": box()
+    | {
+        "proc/self/cgroup": "0::/box\n",
+        "proc/self/mountinfo": V2_MOUNT,
+        f"{V2_GROUP}/memory.max": 2 * GIB,
+        f"{V2_GROUP}/memory.current": GIB,
+        f"{V2_GROUP}/memory.stat": f"inactive_file {GIB // 4}\n",
+    },
+    "no meminfo": {"proc/meminfo": "nothing"},
+}
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_a_sampled_reading_is_that_of_a_whole_look_and_follows_the_files(tmp_path: Path, name: str) -> None:
+    root = tree(tmp_path, SAMPLED[name])
+    sampled = AvailableMemory(root)
+    assert sampled.read() == (None if name == "no meminfo" else read_memory(root).available_bytes)
+    for changed in ("memory/box/memory.usage_in_bytes", "box/memory.current"):
+        path = root / "sys/fs/cgroup" / changed
+        if path.exists():
+            path.write_text(str(3 * GIB // 2))
+            assert sampled.read() == read_memory(root).available_bytes == 3 * GIB // 4
+    sampled.close()
+    sampled.close()
+
+
+def test_the_own_group_says_what_it_holds_and_who_is_in_it(tmp_path: Path) -> None:
+    assert own_group(tree(tmp_path / "none", box())) is None
+    files = SAMPLED["version 2"] | {f"{V2_GROUP}/cgroup.procs": "7\n8\n", f"{V2_GROUP}/below/cgroup.procs": "9\n"}
+    found = own_group(tree(tmp_path / "some", files))
+    assert found is not None and (found.held_bytes, found.pids) == (3 * GIB // 4, {7, 8, 9})
+    assert found.folder == str(tmp_path / "some" / V2_GROUP)

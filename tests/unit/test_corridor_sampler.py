@@ -20,6 +20,10 @@ class Readings:
         self._values = list(values)
         self._taken = 0
         self.all_taken = threading.Event()
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
 
     def __call__(self) -> Sequence[int | None]:
         value = self._values[min(self._taken, len(self._values) - 1)]
@@ -43,6 +47,7 @@ async def test_a_breach_reaches_the_loop_and_samples_are_counted() -> None:
     breach = await asyncio.wait_for(told, PATIENCE_S)
     assert read.all_taken.wait(PATIENCE_S)
     watch.stop()
+    assert read.closed == 1
     assert words(breach) == "free memory of device 0 is down to 90 MiB, below the floor of 100 MiB (weights)"
     body = watch.as_json()
     assert body["taken"] >= 3 and body["seconds"] > 0
@@ -69,6 +74,7 @@ async def test_devices_join_when_they_are_known() -> None:
     assert await asyncio.to_thread(first.all_taken.wait, PATIENCE_S)
     watch.watch(later, (80 * MIB, 20 * MIB), (1, 0))
     assert await asyncio.to_thread(later.all_taken.wait, PATIENCE_S)
+    assert (first.closed, later.closed) == (1, 0)
     watch.stop()
     card, host = watch.as_json()["devices"]
     assert (card["index"], card["floor_mib"], card["min_free_mib"]) == (0, 20.0, 40.0)

@@ -141,6 +141,15 @@ class ScriptFleet:
         return ["homeserve-1-x"]
 
 
+class OneGibFree:
+    """A reader of free memory."""
+
+    def __call__(self) -> tuple[int]:
+        return (1 << 30,)
+
+    def close(self) -> None: ...
+
+
 class World:
     """A running server and a client."""
 
@@ -769,7 +778,7 @@ async def test_budget_and_corridor_are_served_as_they_are_made() -> None:
     async with serving() as world:
         for path in ("budget", "corridor"):  # loaded, and nobody has made them
             assert_error(await world.get(f"/v1/homeserve/{path}"), 503, "loading")
-        sampler = CorridorSampler(256 << 20, lambda: "ready", lambda breach: None, lambda: (1 << 30,))
+        sampler = CorridorSampler(256 << 20, lambda: "ready", lambda breach: None, OneGibFree())
         sampler.start()
         try:
             await world.wait_for(lambda: sampler.least_bytes() != ())
