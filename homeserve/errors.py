@@ -4,7 +4,7 @@
     ├── SettingError                    exit 2 · a flag, variable or homeserve.toml entry that cannot be used
     ├── ModelError                      exit 2 · a model that cannot be found, read or run
     │   ├── ModelNotFound               no such file, folder, alias or repository
-    │   ├── CheckpointError             a file that is not what it says: truncated, hostile, damaged
+    │   ├── InvalidModelFile            a file that is not what it says: truncated, hostile, damaged
     │   ├── UnknownArchitecture         with the list of known ones
     │   └── UnsupportedModel            known, but this backend lacks an op or a quant type (every missing one is named)
     ├── BudgetError                     exit 2 · the plan does not fit, with the arithmetic
@@ -68,15 +68,20 @@ class ModelNotFound(ModelError):
     code = "model_not_found"
 
 
-class CheckpointError(ModelError):
-    """`path` is the file, `where` the place in it (a key, a tensor, a byte offset)."""
+class InvalidModelFile(ModelError):
+    """`path` is the file, `where` the place in it (a key, a tensor, a byte offset), `reason` what is wrong there."""
 
     code = "checkpoint"
 
     def __init__(self, path: str, where: str, what: str, *, fix: str | None = None) -> None:
         self.path = path
         self.where = where
+        self.reason = what
         super().__init__(f"{path}: {where}: {what}", field=where, fix=fix)
+
+
+CheckpointError = InvalidModelFile
+"""The name that the class had; for the rooms that still say it."""
 
 
 class UnknownArchitecture(ModelError):

@@ -8,7 +8,7 @@
 The rule: *nothing in the file is believed before it was compared with the file's real length.* A count is checked
 against the bytes that so many entries need at least, a string or array against what is left, a tensor against the data
 section; only then is anything allocated, so memory is bounded by the bytes that are really there (and those of the
-header by `HEADER_BYTES_MAX`). Every breach is a `CheckpointError` with path, place and reason. Python's integers do not
+header by `HEADER_BYTES_MAX`). Every breach is a `InvalidModelFile` with path, place and reason. Python's integers do not
 overflow, so products of dimensions are exact.
 
 Why an own reader: the format's reference package builds an object per array element and takes seconds for a large
@@ -27,7 +27,7 @@ from typing import overload
 from backends.base import TensorView
 from backends.quant import BY_GGUF_ID, QuantType
 from homeserve.checkpoint.mapped import MappedFile, kind_of
-from homeserve.errors import CheckpointError
+from homeserve.errors import InvalidModelFile
 
 HEADER_BYTES_MAX = 512 << 20
 KEYS_MAX = 1 << 16
@@ -139,7 +139,7 @@ class GgufFile:
 
 
 def read(path: str) -> GgufFile:
-    """Map and parse one GGUF file. Raises CheckpointError for anything that is not a sound one, ModelNotFound."""
+    """Map and parse one GGUF file. Raises InvalidModelFile for anything that is not a sound one, ModelNotFound."""
     file = MappedFile(path)
     try:
         cursor = _Cursor(file)
@@ -148,7 +148,7 @@ def read(path: str) -> GgufFile:
         infos = [_tensor_info(cursor, index) for index in range(tensor_count)]
         tensors = _place(file, infos, cursor.at, _alignment(path, metadata))
         return GgufFile(file, version, metadata, tensors)
-    except CheckpointError:
+    except InvalidModelFile:
         file.close()
         raise
 
@@ -163,8 +163,8 @@ class _Cursor:
         self.end = min(file.size, HEADER_BYTES_MAX)
         self.at = 0
 
-    def error(self, where: str, what: str, fix: str = _FETCH_AGAIN) -> CheckpointError:
-        return CheckpointError(self.path, where, what, fix=fix)
+    def error(self, where: str, what: str, fix: str = _FETCH_AGAIN) -> InvalidModelFile:
+        return InvalidModelFile(self.path, where, what, fix=fix)
 
     def require(self, length: int, where: str) -> None:
         """Raises where fewer than `length` bytes are left."""
@@ -319,7 +319,7 @@ def _alignment(path: str, metadata: Mapping[str, object]) -> int:
     sound = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= ALIGNMENT_MAX
     if not (isinstance(value, int) and sound and value & (value - 1) == 0):
         what = f"is {value!r}; it must be a power of two up to {ALIGNMENT_MAX}"
-        raise CheckpointError(path, "key 'general.alignment'", what, fix=_FETCH_AGAIN)
+        raise InvalidModelFile(path, "key 'general.alignment'", what, fix=_FETCH_AGAIN)
     return value
 
 
@@ -339,7 +339,7 @@ def _place(file: MappedFile, infos: list[_TensorInfo], header_end: int, alignmen
                 f"needs bytes {info.offset} to {info.offset + info.length} of the data section, which has only {room}"
             )
         if problem:
-            raise CheckpointError(file.path, f"tensor {info.name!r}", problem, fix=_FETCH_AGAIN)
+            raise InvalidModelFile(file.path, f"tensor {info.name!r}", problem, fix=_FETCH_AGAIN)
         data = file.view(start + info.offset, info.length)
         tensors[info.name] = TensorView(info.name, info.type, info.rows, info.cols, data)
     _refuse_overlap(file.path, infos)
@@ -350,5 +350,5 @@ def _refuse_overlap(path: str, infos: list[_TensorInfo]) -> None:
     end, owner = 0, ""
     for info in sorted(infos, key=lambda each: each.offset):
         if info.offset < end:
-            raise CheckpointError(path, f"tensor {info.name!r}", f"overlaps tensor {owner!r}", fix=_FETCH_AGAIN)
+            raise InvalidModelFile(path, f"tensor {info.name!r}", f"overlaps tensor {owner!r}", fix=_FETCH_AGAIN)
         end, owner = info.offset + info.length, info.name

@@ -15,7 +15,7 @@ import stat
 import numpy as np
 import numpy.typing as npt
 
-from homeserve.errors import CheckpointError, ModelNotFound
+from homeserve.errors import InvalidModelFile, ModelNotFound
 
 _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (b"\x89PNG", "a PNG picture"),
@@ -42,10 +42,10 @@ class MappedFile:
         try:
             self.size = os.fstat(descriptor).st_size
             if self.size == 0:
-                raise CheckpointError(path, "file", "is empty", fix="fetch the model again")
+                raise InvalidModelFile(path, "file", "is empty", fix="fetch the model again")
             self.data = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         except OSError as error:
-            raise CheckpointError(path, "file", f"cannot be mapped: {error.strerror or error}") from error
+            raise InvalidModelFile(path, "file", f"cannot be mapped: {error.strerror or error}") from error
         finally:
             os.close(descriptor)
 
@@ -90,10 +90,10 @@ def _open_regular(path: str) -> int:
     """A descriptor of a regular file. A pipe or device is refused before it is opened, for opening could block."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise CheckpointError(path, "file", "is no regular file", fix="give a GGUF file or a safetensors folder")
+            raise InvalidModelFile(path, "file", "is no regular file", fix="give a GGUF file or a safetensors folder")
         return os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     except FileNotFoundError as error:
         raise ModelNotFound(f"there is no file {path}", field="model", fix="check the path") from error
     except (OSError, ValueError) as error:
         what = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise CheckpointError(path, "file", f"cannot be opened: {what}", fix="check its permissions") from error
+        raise InvalidModelFile(path, "file", f"cannot be opened: {what}", fix="check its permissions") from error

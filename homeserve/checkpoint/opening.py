@@ -11,7 +11,7 @@ from backends.base import TensorView
 from homeserve.checkpoint import gguf
 from homeserve.checkpoint.gguf import GgufFile
 from homeserve.checkpoint.view import Checkpoint, TokenizerSource, chat_templates, quant_label
-from homeserve.errors import CheckpointError, ModelNotFound
+from homeserve.errors import InvalidModelFile, ModelNotFound
 
 PARTS_MAX = 10_000
 _PART = re.compile(r"^(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", re.DOTALL)
@@ -23,7 +23,7 @@ _NO_MODEL: dict[str, str] = {
 
 
 def open(path: str) -> Checkpoint:
-    """Open what lies at `path`. Raises ModelNotFound where nothing does, CheckpointError where it cannot be used.
+    """Open what lies at `path`. Raises ModelNotFound where nothing does, InvalidModelFile where it cannot be used.
 
     Everything is validated here; what is returned can be read without further checks of lengths.
     """
@@ -32,7 +32,7 @@ def open(path: str) -> Checkpoint:
         return _open_folder(path)
     if path.endswith(".safetensors"):
         fix = f"give the folder: {os.path.dirname(path) or '.'}"
-        raise CheckpointError(path, "file", "is one part of a safetensors folder", fix=fix)
+        raise InvalidModelFile(path, "file", "is one part of a safetensors folder", fix=fix)
     return _open_gguf(path)
 
 
@@ -48,7 +48,7 @@ def _open_folder(path: str) -> Checkpoint:
     if len(starts) == 1:
         return _open_gguf(os.path.join(path, starts[0]))
     if starts:
-        raise CheckpointError(path, "folder", f"holds several models: {', '.join(starts[:8])}", fix="name one of them")
+        raise InvalidModelFile(path, "folder", f"holds several models: {', '.join(starts[:8])}", fix="name one of them")
     fix = "give a GGUF file, or a folder with config.json and *.safetensors"
     raise ModelNotFound(f"the folder {path} holds no model", field="model", fix=fix)
 
@@ -58,7 +58,7 @@ def _listed(path: str) -> list[str]:
         return sorted(os.listdir(path))
     except OSError as error:
         what = f"cannot be read: {error.strerror}"
-        raise CheckpointError(path, "folder", what, fix="check its permissions") from error
+        raise InvalidModelFile(path, "folder", what, fix="check its permissions") from error
 
 
 def _open_gguf(path: str) -> Checkpoint:
@@ -71,7 +71,7 @@ def _open_gguf(path: str) -> Checkpoint:
             parts += _other_parts(first, count)
         tensors = _merged(parts)
         _check_total(first, len(tensors))
-    except CheckpointError:
+    except InvalidModelFile:
         for part in parts:
             part.file.close()
         raise
@@ -93,16 +93,16 @@ def _architecture(file: GgufFile) -> str:
     kind = file.metadata.get("general.type", "model")
     if isinstance(kind, str) and kind in _NO_MODEL:
         what = f"this is {_NO_MODEL[kind]}, not a model"
-        raise CheckpointError(file.file.path, "key 'general.type'", what, fix="give the model's own GGUF")
+        raise InvalidModelFile(file.file.path, "key 'general.type'", what, fix="give the model's own GGUF")
     arch = file.metadata.get("general.architecture")
     if isinstance(arch, str) and arch:
         return arch
     number = file.metadata.get("split.no")
     if isinstance(number, int) and number > 0:
         what = f"this is part {number + 1} of a split model"
-        raise CheckpointError(file.file.path, "key 'split.no'", what, fix="give the first part (-00001-of-...)")
+        raise InvalidModelFile(file.file.path, "key 'split.no'", what, fix="give the first part (-00001-of-...)")
     what = "is missing" if arch is None else f"is {arch!r}, not the name of an architecture"
-    raise CheckpointError(file.file.path, "key 'general.architecture'", what, fix="use a GGUF of a language model")
+    raise InvalidModelFile(file.file.path, "key 'general.architecture'", what, fix="use a GGUF of a language model")
 
 
 def _part_count(first: GgufFile) -> int:
@@ -113,11 +113,11 @@ def _part_count(first: GgufFile) -> int:
         return 1
     if _whole(first, "split.no", 0) != 0:
         what = f"this is part {_whole(first, 'split.no', 0) + 1} of {count}"
-        raise CheckpointError(path, "key 'split.no'", what, fix="give the first part (-00001-of-...)")
+        raise InvalidModelFile(path, "key 'split.no'", what, fix="give the first part (-00001-of-...)")
     part = _PART.match(path)
     if count > PARTS_MAX or not part or int(part["number"]) != 1 or int(part["count"]) != count:
         what = f"the file says that it is part 1 of {count}, its name does not"
-        raise CheckpointError(path, "name", what, fix=f"name it PREFIX-00001-of-{count:05d}.gguf, as it was published")
+        raise InvalidModelFile(path, "name", what, fix=f"name it PREFIX-00001-of-{count:05d}.gguf, as it was published")
     return count
 
 
@@ -129,13 +129,13 @@ def _other_parts(first: GgufFile, count: int) -> list[GgufFile]:
         for number in range(2, count + 1):
             path = f"{part['prefix']}-{number:05d}-of-{count:05d}.gguf"
             if not os.path.exists(path):
-                raise CheckpointError(path, "file", f"part {number} of {count} is missing", fix="fetch all parts")
+                raise InvalidModelFile(path, "file", f"part {number} of {count} is missing", fix="fetch all parts")
             other = gguf.read(path)
             parts.append(other)
             if _whole(other, "split.count", -1) != count or _whole(other, "split.no", -1) != number - 1:
                 what = f"does not say that it is part {number} of {count}"
-                raise CheckpointError(path, "key 'split.no'", what, fix="fetch all parts from one place")
-    except CheckpointError:
+                raise InvalidModelFile(path, "key 'split.no'", what, fix="fetch all parts from one place")
+    except InvalidModelFile:
         for other in parts:
             other.file.close()
         raise
@@ -147,7 +147,7 @@ def _merged(parts: list[GgufFile]) -> dict[str, TensorView]:
     for part in parts:
         for name, view in part.tensors.items():
             if name in tensors:
-                raise CheckpointError(part.file.path, f"tensor {name!r}", "is in an earlier part too")
+                raise InvalidModelFile(part.file.path, f"tensor {name!r}", "is in an earlier part too")
             tensors[name] = view
     return tensors
 
@@ -156,13 +156,13 @@ def _check_total(first: GgufFile, found: int) -> None:
     total = _whole(first, "split.tensors.count", found)
     if total != found:
         what = f"promises {total} tensors, the parts hold {found}"
-        raise CheckpointError(first.file.path, "key 'split.tensors.count'", what, fix="fetch all parts again")
+        raise InvalidModelFile(first.file.path, "key 'split.tensors.count'", what, fix="fetch all parts again")
 
 
 def _whole(file: GgufFile, key: str, default: int) -> int:
     value = file.metadata.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise CheckpointError(file.file.path, f"key {key!r}", f"is {value!r}, not a whole number")
+        raise InvalidModelFile(file.file.path, f"key {key!r}", f"is {value!r}, not a whole number")
     return value
 
 

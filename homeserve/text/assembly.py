@@ -17,7 +17,7 @@ from collections.abc import Callable
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
-from homeserve.errors import CheckpointError
+from homeserve.errors import InvalidModelFile
 from homeserve.text.pretokenizers import GPT2
 from homeserve.text.vocabulary import TokenType, Vocabulary
 
@@ -28,16 +28,16 @@ _SPECIAL = (TokenType.CONTROL, TokenType.UNKNOWN)
 
 
 def assemble(vocabulary: Vocabulary) -> Library:
-    """Raises CheckpointError where the library refuses the vocabulary (a merge of tokens that are not there, …)."""
+    """Raises InvalidModelFile where the library refuses the vocabulary (a merge of tokens that are not there, …)."""
     build: Callable[[Vocabulary], Library] = _byte_level if vocabulary.byte_alphabet else _text_level
     try:
         library = build(vocabulary)
         _add_tokens(library, vocabulary)
-    except CheckpointError:
+    except InvalidModelFile:
         raise
     except Exception as error:  # the library raises bare `Exception`, so nothing narrower can be named
         what = f"cannot be made into a tokenizer: {error}"
-        raise CheckpointError(vocabulary.path, "tokenizer", what, fix="the file is damaged: fetch it again") from error
+        raise InvalidModelFile(vocabulary.path, "tokenizer", what, fix="the file is damaged: fetch it again") from error
     return library
 
 
@@ -108,7 +108,7 @@ def _rebuilt_merges(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[s
             continue
         if len(token) > SPM_TOKEN_CHARS_MAX:
             what = f"token {index} is {len(token)} characters long ({SPM_TOKEN_CHARS_MAX} are the limit)"
-            raise CheckpointError(vocabulary.path, "key 'tokenizer.ggml.tokens'", what)
+            raise InvalidModelFile(vocabulary.path, "key 'tokenizer.ggml.tokens'", what)
         pairs = []
         for at in range(1, len(token)):
             left, right = token[:at], token[at:]

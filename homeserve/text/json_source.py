@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer as Library
 
-from homeserve.errors import CheckpointError
+from homeserve.errors import InvalidModelFile
 
 FILE_BYTES_MAX = 256 << 20
 TOKENS_MAX = 1 << 24
@@ -47,21 +47,21 @@ class JsonTokenizer:
 
 
 def read_json(path: str) -> JsonTokenizer:
-    """Raises CheckpointError where the file is missing, damaged or of a kind whose tokens cannot be spelled here."""
+    """Raises InvalidModelFile where the file is missing, damaged or of a kind whose tokens cannot be spelled here."""
     try:
         with open(path, "rb") as file:
             raw = file.read(FILE_BYTES_MAX + 1)
         if len(raw) > FILE_BYTES_MAX:
-            raise CheckpointError(path, "file", f"is larger than {FILE_BYTES_MAX >> 20} MiB")
+            raise InvalidModelFile(path, "file", f"is larger than {FILE_BYTES_MAX >> 20} MiB")
         root = msgspec.json.decode(raw, type=_Root)
     except OSError as error:
-        raise CheckpointError(path, "file", f"cannot be read: {error.strerror}", fix=_FIX) from error
+        raise InvalidModelFile(path, "file", f"cannot be read: {error.strerror}", fix=_FIX) from error
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise CheckpointError(path, "file", f"is no tokenizer.json: {error}", fix=_FIX) from error
+        raise InvalidModelFile(path, "file", f"is no tokenizer.json: {error}", fix=_FIX) from error
     try:
         library = Library.from_buffer(raw)
     except Exception as error:  # the library raises bare `Exception`, so nothing narrower can be named
-        raise CheckpointError(path, "file", f"cannot be made into a tokenizer: {error}", fix=_FIX) from error
+        raise InvalidModelFile(path, "file", f"cannot be made into a tokenizer: {error}", fix=_FIX) from error
     library.no_truncation()
     library.no_padding()
     before, after = _template(root.post_processor)
@@ -80,7 +80,7 @@ def _tokens(path: str, library: Library) -> tuple[str, ...]:
     ids = library.get_vocab(with_added_tokens=True)
     size = max(ids.values(), default=-1) + 1
     if not 0 < size <= TOKENS_MAX:
-        raise CheckpointError(path, "vocabulary", f"has {size} tokens (1 to {TOKENS_MAX} are allowed)", fix=_FIX)
+        raise InvalidModelFile(path, "vocabulary", f"has {size} tokens (1 to {TOKENS_MAX} are allowed)", fix=_FIX)
     tokens = [""] * size
     for text, index in ids.items():
         tokens[index] = text
@@ -104,7 +104,7 @@ def _byte_alphabet(path: str, decoder: dict[str, Any] | None) -> bool:
     if {"ByteFallback", "Metaspace"} & set(kinds):
         return False
     what = f"decodes by {', '.join(kinds) or 'nothing'}; known: ByteLevel, ByteFallback, Metaspace"
-    raise CheckpointError(path, "decoder", what, fix="use a GGUF of the model")
+    raise InvalidModelFile(path, "decoder", what, fix="use a GGUF of the model")
 
 
 def _template(processor: dict[str, Any] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:

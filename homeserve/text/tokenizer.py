@@ -21,7 +21,7 @@ from typing import Protocol
 from tokenizers import Tokenizer as Library
 
 from homeserve.checkpoint.view import TokenizerSource
-from homeserve.errors import CheckpointError, InvalidField
+from homeserve.errors import InvalidField, InvalidModelFile
 from homeserve.text import token_cache
 from homeserve.text.assembly import assemble
 from homeserve.text.endings import end_ids
@@ -89,14 +89,14 @@ class Tokenizer:
 
         What is slow to build is kept below `cache_dir`; without one it is built each time.
 
-        Raises CheckpointError: no tokenizer, an unknown kind or pre-tokenizer (named), or damaged data.
+        Raises InvalidModelFile: no tokenizer, an unknown kind or pre-tokenizer (named), or damaged data.
         """
         source = checkpoint.tokenizer
         if source.json_path is not None:
             return _from_json(source.json_path, source)
         if "tokenizer.ggml.model" not in source.metadata:
             fix = "add the model's tokenizer.json, or use a GGUF of it"
-            raise CheckpointError(checkpoint.path, "tokenizer", "there is none in this model", fix=fix)
+            raise InvalidModelFile(checkpoint.path, "tokenizer", "there is none in this model", fix=fix)
         return _from_vocabulary(read_vocabulary(checkpoint.path, source.metadata), source.digest, cache_dir)
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:

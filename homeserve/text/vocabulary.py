@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import cast
 
-from homeserve.errors import CheckpointError
+from homeserve.errors import InvalidModelFile
 from homeserve.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 
 _log = logging.getLogger("homeserve.text")
@@ -60,7 +60,7 @@ class Vocabulary:
 
 
 def read_vocabulary(path: str, metadata: Mapping[str, object]) -> Vocabulary:
-    """Raises CheckpointError that names the key where a value is missing, of a wrong kind or out of range."""
+    """Raises InvalidModelFile that names the key where a value is missing, of a wrong kind or out of range."""
     keys = _Keys(path, metadata)
     model = keys.text("tokenizer.ggml.model", "")
     if model not in MODELS:
@@ -123,8 +123,8 @@ class _Keys:
         self.path = path
         self._metadata = metadata
 
-    def error(self, key: str, what: str) -> CheckpointError:
-        return CheckpointError(self.path, f"key {key!r}", what, fix="use a GGUF with a complete, supported tokenizer")
+    def error(self, key: str, what: str) -> InvalidModelFile:
+        return InvalidModelFile(self.path, f"key {key!r}", what, fix="use a GGUF with a complete, supported tokenizer")
 
     def text(self, key: str, default: str) -> str:
         value = self._metadata.get(key, default)

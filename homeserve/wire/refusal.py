@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from homeserve.errors import (
     BudgetError,
-    CheckpointError,
     HomeserveError,
+    InvalidModelFile,
     ModelError,
     ModelNotFound,
     SettingError,
@@ -48,9 +48,9 @@ def refused(rank: int, seq: int, epoch: int, error: HomeserveError) -> Result:
 def error_of(result: Result) -> HomeserveError:
     """The error that a result which is not `ok` stands for."""
     field, fix = result.field or None, result.fix or None
-    if result.code == CheckpointError.code and len(result.parts) == 3:
+    if result.code == InvalidModelFile.code and len(result.parts) == 3:
         path, where, what = result.parts
-        return CheckpointError(path, where, what, fix=fix)
+        return InvalidModelFile(path, where, what, fix=fix)
     if result.code == UnknownArchitecture.code and result.parts:
         return UnknownArchitecture(result.parts[0], result.parts[1:])
     kind = _PLAIN.get(result.code)
@@ -60,7 +60,7 @@ def error_of(result: Result) -> HomeserveError:
 
 
 def _parts(error: HomeserveError) -> tuple[str, ...]:
-    if isinstance(error, CheckpointError):
+    if isinstance(error, InvalidModelFile):
         return (error.path, error.where, error.message.removeprefix(f"{error.path}: {error.where}: "))
     if isinstance(error, UnknownArchitecture):
         return (error.arch, *error.known)

@@ -1,4 +1,4 @@
-"""GGUF: what the reference writer writes is read back; whatever else there may be on disk gives a CheckpointError."""
+"""GGUF: what the reference writer writes is read back; whatever else there may be on disk gives a InvalidModelFile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from backends.quant import BY_GGUF_ID, QuantType
 from homeserve import checkpoint
 from homeserve.checkpoint import gguf
 from homeserve.checkpoint.mapped import kind_of
-from homeserve.errors import CheckpointError, ModelNotFound
+from homeserve.errors import InvalidModelFile, ModelNotFound
 
 SLOW = os.environ.get("HOMESERVE_TEST_TIER") == "slow"
 SEED = int(os.environ.get("HOMESERVE_TEST_SEED") or "1", 16)
@@ -84,8 +84,8 @@ def put(tmp_path: Path) -> Callable[[bytes], str]:
 Put = Callable[..., str]
 
 
-def refused(path: str) -> CheckpointError:
-    with pytest.raises(CheckpointError) as caught:
+def refused(path: str) -> InvalidModelFile:
+    with pytest.raises(InvalidModelFile) as caught:
         checkpoint.open(path).close()
     error = caught.value
     assert error.path == path and path in str(error) and error.where
@@ -274,7 +274,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.gguf"
     os.mkfifo(pipe)
     refused(str(pipe))
-    with pytest.raises(CheckpointError, match="folder"):
+    with pytest.raises(InvalidModelFile, match="folder"):
         checkpoint.open(str(tmp_path / "a.safetensors"))
     refused("/dev/null")
     refused("a\0b.gguf")
@@ -284,7 +284,7 @@ def test_a_folder_with_one_gguf_is_that_gguf(put: Put, tmp_path: Path) -> None:
     put(build())
     assert checkpoint.open(str(tmp_path)).arch == "llama"
     put(build(), "other.gguf")
-    with pytest.raises(CheckpointError, match="several"):
+    with pytest.raises(InvalidModelFile, match="several"):
         checkpoint.open(str(tmp_path))
 
 
@@ -330,17 +330,17 @@ def test_damaged_splits_are_refused(tmp_path: Path) -> None:
         "ends at byte": [first, second[:70]],
     }
     for words, parts in cases.items():
-        with pytest.raises(CheckpointError, match=words):
+        with pytest.raises(InvalidModelFile, match=words):
             checkpoint.open(split(tmp_path, parts))
     path = split(tmp_path, [first, second])
-    with pytest.raises(CheckpointError, match="first part"):
+    with pytest.raises(InvalidModelFile, match="first part"):
         try:
             checkpoint.open(path.replace("00001", "00002", 1))
-        except CheckpointError as error:
+        except InvalidModelFile as error:
             assert "first part" in (error.fix or "")
-            raise CheckpointError(error.path, error.where, error.fix or "") from error
+            raise InvalidModelFile(error.path, error.where, error.fix or "") from error
     Path(path.replace("00001-of", "00002-of")).unlink()
-    with pytest.raises(CheckpointError, match="missing"):
+    with pytest.raises(InvalidModelFile, match="missing"):
         checkpoint.open(path)
 
 
@@ -380,7 +380,7 @@ def test_mutated_files_open_or_are_refused(put: Put, round: int) -> None:
         data = mutated(rng, whole)
         try:
             opened = checkpoint.open(put(data))
-        except CheckpointError:
+        except InvalidModelFile:
             continue
         opened_count += 1
         for view in opened.tensors.values():
@@ -397,7 +397,7 @@ def test_any_bytes_after_the_preamble(put: Put, data: bytes, version: int, count
     path = put(b"GGUF" + struct.pack("<IQQ", version, *counts) + data)
     try:
         checkpoint.open(path).close()
-    except CheckpointError as error:
+    except InvalidModelFile as error:
         assert error.path == path
 
 
@@ -409,7 +409,7 @@ def test_hostile_counts_allocate_nothing(put: Put) -> None:
             path = put(data)
             tracemalloc.reset_peak()
             before, _ = tracemalloc.get_traced_memory()
-            with pytest.raises(CheckpointError):
+            with pytest.raises(InvalidModelFile):
                 checkpoint.open(path)
             _, peak = tracemalloc.get_traced_memory()
             assert peak - before < 1 << 20, f"{peak - before} bytes for a file of {len(data)}"

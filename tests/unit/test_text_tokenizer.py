@@ -18,7 +18,7 @@ import pytest
 
 from homeserve.checkpoint.gguf import Array
 from homeserve.checkpoint.view import TokenizerSource
-from homeserve.errors import CheckpointError, InvalidField
+from homeserve.errors import InvalidField, InvalidModelFile
 from homeserve.text import token_cache
 from homeserve.text.endings import end_ids
 from homeserve.text.pretokenizers import PRE_TOKENIZERS
@@ -246,18 +246,18 @@ def test_end_tokens_of_harmony_and_gemma4() -> None:
     ],
 )
 def test_damaged_vocabularies(changes: dict[str, object], words: str) -> None:
-    with pytest.raises(CheckpointError, match=words):
+    with pytest.raises(InvalidModelFile, match=words):
         tokenizer(byte_level(**changes))
 
 
 def test_a_token_too_long_for_merges_is_refused() -> None:
     tokens = (*SPM["plain"]["tokens"][:-1], "a" * 100_000)
-    with pytest.raises(CheckpointError, match="100000 characters"):
+    with pytest.raises(InvalidModelFile, match="100000 characters"):
         tokenizer(spm("plain", tokens=tokens))
 
 
 def test_no_tokenizer_at_all() -> None:
-    with pytest.raises(CheckpointError, match="there is none"):
+    with pytest.raises(InvalidModelFile, match="there is none"):
         tokenizer({})
 
 
@@ -278,9 +278,9 @@ def test_a_missing_pre_is_said(caplog: pytest.LogCaptureFixture) -> None:
 )
 def test_damaged_tokenizer_json(tmp_path: Path, text: str) -> None:
     (tmp_path / "tokenizer.json").write_text(text)
-    with pytest.raises(CheckpointError):
+    with pytest.raises(InvalidModelFile):
         Tokenizer.from_checkpoint(Source({}, json_path=str(tmp_path / "tokenizer.json")))
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(InvalidModelFile, match="cannot be read"):
         Tokenizer.from_checkpoint(Source({}, json_path=str(tmp_path / "absent.json")))
 
 
@@ -288,7 +288,7 @@ def test_a_decoder_that_cannot_be_spelled_is_refused(tmp_path: Path) -> None:
     raw = json.loads((DATA / "tiny" / "mistral" / "tokenizer.json").read_text())
     raw["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
     (tmp_path / "tokenizer.json").write_text(json.dumps(raw))
-    with pytest.raises(CheckpointError, match="WordPiece"):
+    with pytest.raises(InvalidModelFile, match="WordPiece"):
         Tokenizer.from_checkpoint(Source({}, json_path=str(tmp_path / "tokenizer.json")))
 
 
@@ -375,7 +375,7 @@ def test_damaged_tokenizers_work_or_are_refused(tmp_path: Path, round: int) -> N
             source = Source({}, json_path=str(path))
         try:
             made = Tokenizer.from_checkpoint(source)
-        except CheckpointError:
+        except InvalidModelFile:
             continue
         for parse in (True, False):
             made.decode(made.encode("hello <|im_end|> wörld \n\n 😀 12345", parse_special=parse))
@@ -446,13 +446,13 @@ class Endless(Sequence[object]):
     ],
 )
 def test_a_list_of_a_length_that_cannot_be_is_refused_unread(key: str, length: int, words: str) -> None:
-    with pytest.raises(CheckpointError, match=words) as caught:
+    with pytest.raises(InvalidModelFile, match=words) as caught:
         read_vocabulary("m", spm() | {f"tokenizer.ggml.{key}": Endless(length)})
     assert key in str(caught.value)
 
 
 def test_an_array_where_a_word_should_be_is_told_by_its_first_elements() -> None:
     array = Array(4, 1 << 20, bytes(4 << 20))
-    with pytest.raises(CheckpointError, match=r"Array\(\[0, 0, 0, 0, …\], len=1048576\)"):
+    with pytest.raises(InvalidModelFile, match=r"Array\(\[0, 0, 0, 0, …\], len=1048576\)"):
         read_vocabulary("m", spm() | {"tokenizer.ggml.model": array})
     assert array._values is None, "no more than what is shown was decoded"
