@@ -58,7 +58,8 @@ class Weight:
 class TensorView:
     """A tensor's packed bytes as they lie in the checkpoint (usually a view into the mapped file).
 
-    `data` is uint8, contiguous, `rows * type.row_bytes(cols)` long.
+    `data` is uint8, contiguous, `rows * type.row_bytes(cols)` long. A checkpoint that stores the tensor in another form
+    may make it on access: whoever reads it keeps what they got, and who only wants its length asks `nbytes`.
     """
 
     name: str
@@ -66,6 +67,10 @@ class TensorView:
     rows: int
     cols: int
     data: npt.NDArray[np.uint8]
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows * self.type.row_bytes(self.cols)
 
 
 @dataclass(frozen=True)

@@ -201,34 +201,34 @@ class CpuProgram:
 
 
 def _load_weights(backend: CpuBackend, plan: Plan, progress: LoadProgress) -> None:
-    total = sum(stored.view.data.nbytes for stored in plan.stored.values())
+    total = sum(stored.view.nbytes for stored in plan.stored.values())
     done = 0
     progress("weights", 0, total)
     for stored in plan.stored.values():
         view, address = stored.view, plan.weights.address(stored.offset)
-        if view.data.nbytes != view.rows * view.type.row_bytes(view.cols):
+        data = np.ascontiguousarray(view.data)
+        if data.nbytes != view.nbytes:
             raise ValueError(
-                f"{view.name}: {view.data.nbytes} bytes of data for [{view.rows}, {view.cols}] of {view.type.name}"
+                f"{view.name}: {data.nbytes} bytes of data for [{view.rows}, {view.cols}] of {view.type.name}"
             )
         if stored.form == MATRIX:
-            data = np.ascontiguousarray(view.data)
             code = backend.library.hs_repack(
                 backend.team, view.type.gguf_id, view.rows, view.cols, c_void_p(data.ctypes.data), c_void_p(address)
             )
             if code != abi.OK:
                 raise ValueError(f"{view.name}: {abi.ERRORS[code]}")
         else:
-            floats_at(address, view.rows * view.cols)[:] = _as_floats(view)
-        done += view.data.nbytes
+            floats_at(address, view.rows * view.cols)[:] = _as_floats(view.type, data)
+        done += view.nbytes
         progress("weights", done, total)
 
 
-def _as_floats(view: TensorView) -> npt.NDArray[np.float32]:
-    if view.type is QuantType.F32:
-        return view.data.view(np.float32).reshape(-1)
-    if view.type is QuantType.F16:
-        return view.data.view(np.float16).reshape(-1).astype(np.float32)
-    return (view.data.view(np.uint16).reshape(-1).astype(np.uint32) << np.uint32(16)).view(np.float32)
+def _as_floats(kind: QuantType, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    if kind is QuantType.F32:
+        return data.view(np.float32).reshape(-1)
+    if kind is QuantType.F16:
+        return data.view(np.float16).reshape(-1).astype(np.float32)
+    return (data.view(np.uint16).reshape(-1).astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def _output_view(plan: Plan) -> npt.NDArray[np.float32]:

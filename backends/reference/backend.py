@@ -69,12 +69,12 @@ class ReferenceBackend:
     ) -> ReferenceProgram:
         refuse_missing(self.facts.backend, self._table, ops, weights, kv)
         self._refuse_too_large(weights, kv, states)
-        total = sum(view.data.nbytes for view in weights.values())
+        total = sum(view.nbytes for view in weights.values())
         dense: dict[str, Array] = {}
         done = 0
         for name, view in weights.items():
             dense[name] = dequantise(view, self.dtype)
-            done += view.data.nbytes
+            done += view.nbytes
             progress("weights", done, total)
         return ReferenceProgram(ops, dense, kv, limits, self.dtype, states)
 

@@ -77,7 +77,7 @@ def quant_label(file_type: object, tensors: Mapping[str, TensorView]) -> str:
         return name
     weight: dict[QuantType, int] = {}
     for tensor in tensors.values():
-        weight[tensor.type] = weight.get(tensor.type, 0) + tensor.data.nbytes
+        weight[tensor.type] = weight.get(tensor.type, 0) + tensor.nbytes
     return max(weight, key=lambda kind: weight[kind]).name if weight else "none"
 
 

@@ -85,7 +85,7 @@ def _kv_bytes(stage: Attention, present: Mapping[str, TensorView]) -> int:
     fused = (present[role] for role in ("attn_qkv", "attn_qkv.bias") if role in present)
     together = stage.heads + 2 * stage.kv_heads
     return _bytes(present[role] for role in own if role in present) + sum(
-        view.data.nbytes * 2 * stage.kv_heads // together for view in fused
+        view.nbytes * 2 * stage.kv_heads // together for view in fused
     )
 
 
@@ -102,4 +102,4 @@ def _mixer_width(stages: Iterable[Stage]) -> int:
 
 
 def _bytes(views: Iterable[TensorView]) -> int:
-    return sum(view.data.nbytes for view in views)
+    return sum(view.nbytes for view in views)
