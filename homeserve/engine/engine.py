@@ -28,6 +28,7 @@ from homeserve.engine.pages import PageCensus
 from homeserve.engine.request import EngineLimits, FinishReason, GenerateCall, TokenEvent
 from homeserve.engine.scheduler import Draft, Emit, Scheduler
 from homeserve.engine.sequence import Sequence
+from homeserve.engine.states import StateCensus
 from homeserve.engine.stream import TokenStream
 from homeserve.errors import ContextOverflow, Draining, HomeserveError, QueueFull, WorkerLost
 from homeserve.fleet import Loss
@@ -104,6 +105,7 @@ class _Census:
 
     waiters: list[asyncio.Future[dict[str, Any]]]
     pages: PageCensus
+    states: StateCensus | None
     holdings: list[tuple[int, str, int]]
     idle: bool
 
@@ -353,12 +355,17 @@ class Engine:
                     if count > held.get(lane, 0)
                 ]
                 ranks.append({"rank": result.rank, "pool": pool.pool, **asdict(pages), "leaks": leaks})
+            if census.states is not None:
+                ranks.append(
+                    {"rank": result.rank, "pool": "state", **asdict(census.states), "protected": 0, "leaks": []}
+                )
         counted = pages.free + pages.live + pages.cached + pages.protected
         clean = counted == pages.capacity and not any(r["leaks"] for r in ranks)
+        live = pages.live + pages.protected + (census.states.live if census.states is not None else 0)
         answer = {
             "schema": 1,
             "idle": census.idle,
-            "ok": clean and not (census.idle and pages.live + pages.protected),
+            "ok": clean and not (census.idle and live),
             "ranks": ranks,
             "shared_memory": self._fleet.shared_memory_names(),
         }
@@ -374,7 +381,13 @@ class Engine:
             return
         if self._census_wanted and self._fleet.credit() > 0:
             scheduler = self._scheduler
-            census = _Census(self._census_wanted, scheduler.census(), scheduler.holdings(), scheduler.idle)
+            census = _Census(
+                self._census_wanted,
+                scheduler.census(),
+                scheduler.state_census(),
+                scheduler.holdings(),
+                scheduler.idle,
+            )
             self._census_wanted = []
             self._census_flight[self._issue(PlanKind.CENSUS, drop=scheduler.take_drops())] = census
         while self._fleet.credit() > 0:

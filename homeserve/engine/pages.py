@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from backends.base import PAGE_LEN
@@ -29,7 +30,7 @@ from backends.base import PAGE_LEN
 class Node:
     """One page of a prefix: `key` is its PAGE_LEN token ids as int32 bytes, `page` where its rows lie."""
 
-    __slots__ = ("children", "key", "locks", "page", "parent", "queued", "used")
+    __slots__ = ("children", "key", "locks", "page", "parent", "queued", "state", "used")
 
     def __init__(self, key: bytes, page: int, parent: Node | None) -> None:
         self.key = key
@@ -38,6 +39,8 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.locks = 0
         self.used = 0
+        self.state = -1
+        """Slot of the recurrent state behind this page, where one is kept (`engine.states`)."""
         self.queued = False
         """It has its one entry in the eviction order."""
 
@@ -56,10 +59,11 @@ class PageCensus:
 class PagePool:
     """The free list and the prefix tree over pages 0..capacity-1."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, on_evict: Callable[[Node], None] = lambda node: None) -> None:
         if capacity < 1:
             raise ValueError(f"a KV pool needs at least one page, got {capacity}")
         self.capacity = capacity
+        self._on_evict = on_evict
         self._free = list(range(capacity - 1, -1, -1))
         self._root = Node(b"", -1, None)
         self._nodes = 0
@@ -156,6 +160,7 @@ class PagePool:
             del parent.children[node.key]
             node.parent = None
             self._nodes -= 1
+            self._on_evict(node)
             self._free.append(node.page)
             self._offer(parent)
             return

@@ -87,3 +87,7 @@ class EngineLimits:
     stream_tokens: int = 1024
     """Tokens a slow reader may leave unread before its request is held."""
     prefix_cache: bool = True
+    recurrent: bool = False
+    """The model has recurrent layers: a prefix hit needs a checkpoint of their states."""
+    checkpoints: int = 0
+    """State slots for such checkpoints."""

@@ -33,6 +33,7 @@ from backends.base import PAGE_LEN
 from homeserve.engine.pages import PageCensus, PagePool, page_key, pages_for
 from homeserve.engine.request import EngineLimits, FinishReason, GenerateCall
 from homeserve.engine.sequence import RUNNING, Sequence, SequenceState
+from homeserve.engine.states import SPACING, StateCensus, StateSlots, checkpoint_after
 from homeserve.wire.records import LaneRows, Logprobs, NewLane, PlanKind, Sample, Sampling, pack_ints
 
 PROMPT_LOGPROB_ROWS = 32
@@ -52,6 +53,8 @@ class Draft:
     named: list[Sequence] = field(default_factory=list)
     reach: dict[int, int] = field(default_factory=dict)
     """Sequence key -> positions computed once this plan is back."""
+    saves: list[tuple[Sequence, int, int]] = field(default_factory=list)
+    """(sequence, positions computed, state slot): checkpoints that this plan saves."""
     new_bytes: int = 0
     logprob_rows: int = 0
 
@@ -137,6 +140,10 @@ class Scheduler:
     def census(self) -> PageCensus:
         return self._pool.census()
 
+    def state_census(self) -> StateCensus | None:
+        """Of the recurrent states; None for a model without any."""
+        return self._states.census(len(self._running)) if self.limits.recurrent else None
+
     def holdings(self) -> list[tuple[int, str, int]]:
         """(lane, request id, pages in its table) of each lane in use."""
         return [(s.lane, s.call.request_id, len(s.table)) for s in self._running.values()]
@@ -174,6 +181,9 @@ class Scheduler:
     def on_issued(self, draft: Draft, seq: int) -> None:
         """The draft became plan `seq`. Every draft must."""
         self._flight[seq] = draft
+        for sequence, computed, slot in draft.saves:
+            sequence.saves.append((computed, slot))
+            self._attach_checkpoints(sequence)
 
     def take_drops(self) -> tuple[int, ...]:
         """Lanes released since the last plan, for a plan that is not drafted here (census)."""
@@ -295,7 +305,8 @@ class Scheduler:
         if not self._grow(sequence, sequence.issued + 1):
             return
         pages = self._unsent_pages(sequence)
-        draft.rows.append(LaneRows(sequence.lane, sequence.key, sequence.issued, b"", pages, sample=True))
+        save = self._save_slot(draft, sequence, sequence.issued + 1) if (sequence.issued + 1) % SPACING == 0 else -1
+        draft.rows.append(LaneRows(sequence.lane, sequence.key, sequence.issued, b"", pages, sample=True, save=save))
         draft.name(sequence)
         sequence.issued += 1
         draft.reach[sequence.key] = sequence.issued
@@ -324,11 +335,11 @@ class Scheduler:
         if sequence.call.prompt_logprobs >= 0:
             if draft.logprob_rows:
                 return 0
-            # A chunk reports the log-probability of each *next* token in it, so the next chunk repeats its last row.
-            start = max(0, start - 1)
             budget = min(budget, PROMPT_LOGPROB_ROWS)
         room = (len(sequence.table) + self._pool.available) * PAGE_LEN
         end = min(sequence.target, start + budget, max(room, sequence.issued + 1))
+        place = checkpoint_after(start, sequence.target) if self._keeps_checkpoints else sequence.target
+        end = min(end, place)
         if sequence.state is not SequenceState.PREFILL or end <= sequence.issued or not self._grow(sequence, end):
             return 0
         if sequence.call.prompt_logprobs >= 0:
@@ -336,8 +347,10 @@ class Scheduler:
         last = end == sequence.target
         pages = self._unsent_pages(sequence)
         tokens = sequence.tokens[start:end].tobytes()
+        save = self._save_slot(draft, sequence, end) if end == place < sequence.target else -1
+        logprobs = sequence.call.prompt_logprobs
         draft.rows.append(
-            LaneRows(sequence.lane, sequence.key, start, tokens, pages, last, sequence.call.prompt_logprobs)
+            LaneRows(sequence.lane, sequence.key, start, tokens, pages, last, save=save, prompt_logprobs=logprobs)
         )
         draft.name(sequence)
         draft.reach[sequence.key] = sequence.issued = end
@@ -352,6 +365,9 @@ class Scheduler:
         if not self._free_lanes or any(s.state is SequenceState.PREEMPTED for s in self._running.values()):
             return False
         path = self._pool.match(sequence.tokens, self._hit_limit(sequence))
+        if self.limits.recurrent:
+            while path and path[-1].state < 0:
+                path.pop()
         hit_tokens = len(path) * PAGE_LEN
         if self._running:
             # One page is left to each running sequence, or the newcomer would be preempted at once.
@@ -373,7 +389,12 @@ class Scheduler:
         sequence.hit_tokens = max(sequence.hit_tokens, min(hit_tokens, sequence.prompt_len))
         self._running[sequence.key] = sequence
         self._running = OrderedDict(sorted(self._running.items()))
-        draft.new.append(NewLane(sequence.lane, sequence.key, sequence.prompt_len, sequence.call.sampling, history))
+        restore = path[-1].state if path and self.limits.recurrent else -1
+        if restore >= 0:
+            self._states.touch(path[-1])
+        draft.new.append(
+            NewLane(sequence.lane, sequence.key, sequence.prompt_len, sequence.call.sampling, history, restore)
+        )
         draft.new_bytes += size
         draft.name(sequence)
         if self.limits.prefix_cache:
@@ -452,6 +473,10 @@ class Scheduler:
         """Give back lane and pages. Nothing in flight names the sequence."""
         assert sequence.in_flight == 0
         self._share_pages(sequence, leaving=True)
+        self._attach_checkpoints(sequence)
+        for _, slot in sequence.saves:
+            self._states.give_back(slot)
+        sequence.saves = []
         chain = sequence.chain
         own = [p for i, p in enumerate(sequence.table) if i >= len(chain) or chain[i].page != p]
         self._pool.unlock(chain)
@@ -460,8 +485,38 @@ class Scheduler:
         self._free_lanes.append(sequence.lane)
         del self._running[sequence.key]
 
+    # ------------------------------------------------------------------------------------------------ checkpoints
+
+    @property
+    def _keeps_checkpoints(self) -> bool:
+        return self.limits.recurrent and self.limits.prefix_cache and self.limits.checkpoints > 0
+
+    def _save_slot(self, draft: Draft, sequence: Sequence, computed: int) -> int:
+        """A slot into which the draft saves the sequence's state behind `computed` positions; -1 where there is
+        none."""
+        slot = self._states.take() if self._keeps_checkpoints else None
+        if slot is None:
+            return -1
+        draft.saves.append((sequence, computed, slot))
+        return slot
+
+    def _attach_checkpoints(self, sequence: Sequence) -> None:
+        """Give saved states to the nodes that end where they were saved, as far as those are in the tree by now.
+
+        A node that another sequence filled serves as well: the state behind the same tokens is the same.
+        """
+        left = []
+        for computed, slot in sequence.saves:
+            path = self._pool.match(sequence.tokens, computed // PAGE_LEN) if computed <= len(sequence.tokens) else []
+            if path and len(path) * PAGE_LEN == computed:
+                self._states.keep(slot, path[-1])
+            else:
+                left.append((computed, slot))
+        sequence.saves = left
+
     def _reset_memory(self) -> None:
-        self._pool = PagePool(max(1, self.limits.kv_tokens // PAGE_LEN))
+        self._states = StateSlots(self.limits.running, self.limits.checkpoints)
+        self._pool = PagePool(max(1, self.limits.kv_tokens // PAGE_LEN), self._states.forget)
         self._free_lanes = list(range(self.limits.running - 1, -1, -1))
         self._drops: list[int] = []
 
@@ -490,6 +545,7 @@ class Scheduler:
             sequence.move(SequenceState.ENDING)
         elif sequence.state in RUNNING:
             self._share_pages(sequence)
+            self._attach_checkpoints(sequence)
 
     def _fresh_prompt_logprobs(self, sequence: Sequence, sample: Sample) -> tuple[Logprobs, ...]:
         """Those that the reader lacks: a prompt computed a second time reports the same positions again."""

@@ -63,6 +63,7 @@ class Sequence:
         "lane",
         "logprobs_seen",
         "pending",
+        "saves",
         "sent_pages",
         "skipped",
         "state",
@@ -91,6 +92,8 @@ class Sequence:
         """Its pages in order. Entry i is the tree's where `chain[i]` has that page, else the sequence's alone."""
         self.sent_pages = 0
         """Entries of `table` that the ranks know."""
+        self.saves: list[tuple[int, int]] = []
+        """(positions computed, state slot) of checkpoints that plans save and no node of the tree has yet."""
         self.hit_tokens = 0
         self.in_flight = 0
         """Plans that name this sequence and are not acknowledged."""
@@ -131,6 +134,7 @@ class Sequence:
         self.chain = []
         self.table = []
         self.sent_pages = 0
+        self.saves = []
         self.skipped = 0
         self.in_flight = 0
 

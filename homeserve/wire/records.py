@@ -21,7 +21,7 @@ from enum import IntEnum
 
 import msgspec
 
-RECORD_VERSION = 2
+RECORD_VERSION = 3
 
 
 class PlanKind(IntEnum):
@@ -68,6 +68,9 @@ class NewLane(_Record, frozen=True):
     prompt_len: int
     sampling: Sampling
     history: bytes = b""
+    restore: int = -1
+    """State slot whose content the lane begins with, copied before the plan's rows (a prefix hit of a recurrent
+    model)."""
 
 
 class LaneRows(_Record, frozen=True):
@@ -85,8 +88,10 @@ class LaneRows(_Record, frozen=True):
     pages: bytes = b""
     sample: bool = False
     prompt_logprobs: int = -1
-    """n >= 0: also report, for every row but the last, the log-probability of the *next* input token and the n most
-    likely ones (`echo` with logprobs)."""
+    """n >= 0: also report the log-probability of each of these tokens (but the prompt's first), and the n most likely
+    ones in its place (`echo` with logprobs)."""
+    save: int = -1
+    """State slot into which the lane's recurrent state is copied after these rows."""
 
 
 class LoadSpec(_Record, frozen=True):

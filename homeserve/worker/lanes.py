@@ -9,8 +9,12 @@ A plan is checked whole before anything of it is applied (`check`), against the 
 drops and news. Whatever does not fit is a `LaneRefused` with the reason, and the tables stay as they were: rows of
 another request than the lane's, rows that leave a gap, positions without a page, ids that do not exist.
 
-Rows may begin before the length that the lane has reached: they are computed again, into the same slots. (A prompt
-whose own log-probabilities are asked for repeats the last row of each chunk.)
+Rows begin where the lane's last ones ended: a recurrent layer cannot compute a row a second time. A prompt whose own
+log-probabilities are asked for needs, for the first token of a chunk, the logits behind the chunk before it: the lane
+keeps them.
+
+Lane i works in state slot i (models with recurrent layers only); slots behind the lanes' hold checkpoints that plans
+save to and restore from.
 """
 
 from __future__ import annotations
@@ -46,6 +50,8 @@ class Lane:
     length: int = UNKNOWN
     page_count: int = 0
     last_token: int = UNKNOWN
+    last_logits: npt.NDArray[np.float32] | None = None
+    """Behind the last row of a chunk that drew nothing, where the prompt's own log-probabilities are asked for."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,7 @@ class Lanes:
     limits: Limits
     vocab: int
     pool_pages: int
+    state_slots: int = 0
     tables: Ints = field(init=False)
     lanes: list[Lane | None] = field(init=False)
     _batch: Batch = field(init=False, repr=False)
@@ -76,7 +83,8 @@ class Lanes:
         self.tables = np.zeros((self.limits.lanes, self.limits.lane_pages), np.int32)
         self.lanes = [None] * self.limits.lanes
         tokens, positions, slots, lanes, logit_rows = np.zeros((5, rows), np.int32)
-        self._batch = Batch(tokens, positions, slots, lanes, self.tables, logit_rows)
+        self._states = np.arange(self.limits.lanes if self.state_slots else 0, dtype=np.int32)
+        self._batch = Batch(tokens, positions, slots, lanes, self.tables, logit_rows, self._states)
 
     def check(self, plan: Plan) -> None:
         """Raises LaneRefused unless every part of the plan fits."""
@@ -123,7 +131,7 @@ class Lanes:
             out.positions[span] = positions
             out.slots[span] = self.tables[entry.lane, positions // PAGE_LEN] * PAGE_LEN + positions % PAGE_LEN
             out.lanes[span] = entry.lane
-            first_logit = at + count - group.logit_count - (0 if entry.sample else 1)
+            first_logit = at + count - group.logit_count
             out.logit_rows[logits_at : logits_at + group.logit_count] = np.arange(
                 first_logit, first_logit + group.logit_count
             )
@@ -136,18 +144,17 @@ class Lanes:
             out.lanes[:at],
             self.tables,
             out.logit_rows[:logits_at],
+            self._states,
         )
         return batch, groups
 
     def advance(self, group: Group) -> None:
-        """The group's rows were computed: move the lane's length, and count inputs that are new."""
+        """The group's rows were computed: move the lane's length, and count its inputs."""
         lane = self[group.lane]
         end = group.rows.start + len(group.inputs)
         if lane.counts is not None:
-            fresh = group.inputs[max(lane.length, group.rows.start) - group.rows.start :]
-            positions = np.arange(end - len(fresh), end)
-            lane.counts.add(fresh, positions >= lane.prompt_len)
-        lane.length = max(lane.length, end)
+            lane.counts.add(group.inputs, np.arange(group.rows.start, end) >= lane.prompt_len)
+        lane.length = end
 
     def occupied(self) -> tuple[tuple[int, int, int], ...]:
         """(lane, request, pages in its table) of every lane that is taken."""
@@ -166,6 +173,7 @@ class Lanes:
         if holder is not None and not free:
             raise LaneRefused(f"lane {entry.lane} is request {holder.request}'s, {entry.request} cannot take it")
         self._check_ids(entry.lane, _ints(entry.history))
+        self._check_slot(entry.lane, entry.restore)
         sampling = entry.sampling
         for token in (*sampling.forbidden, *(token for token, _ in sampling.logit_bias)):
             _require(0 <= token < self.vocab, entry.lane, f"token {token} is not in the vocabulary of {self.vocab}")
@@ -180,15 +188,11 @@ class Lanes:
             missing = lane.counts is not None and lane.history_len != rows.start
             _require(not missing, rows.lane, f"{lane.history_len} tokens of history where {rows.start} are needed")
         else:
-            _require(
-                rows.start <= lane.length,
-                rows.lane,
-                f"rows from {rows.start} leave a gap behind position {lane.length}",
-            )
+            _require(rows.start == lane.length, rows.lane, f"rows from {rows.start} do not go on at {lane.length}")
+        self._check_slot(rows.lane, rows.save)
         tokens, pages = _ints(rows.tokens), _ints(rows.pages)
         if not len(tokens):
             _require(lane.last_token != UNKNOWN, rows.lane, "no token was drawn that could be its next input")
-            _require(rows.start == lane.length, rows.lane, f"a drawn token goes to {lane.length}, not {rows.start}")
         self._check_ids(rows.lane, tokens)
         page_count = lane.page_count + len(pages)
         _require(
@@ -204,6 +208,13 @@ class Lanes:
             0 <= rows.start and end <= page_count * PAGE_LEN,
             rows.lane,
             f"positions [{rows.start}, {end}) are not covered by {page_count} pages",
+        )
+
+    def _check_slot(self, lane: int, slot: int) -> None:
+        """Only checkpoint slots are saved to and restored from: a lane's own slot changes with every row."""
+        known = slot == -1 or self.limits.lanes <= slot < self.state_slots
+        _require(
+            known, lane, f"state slot {slot} is no checkpoint's; those are {self.limits.lanes}..{self.state_slots}"
         )
 
     def _check_ids(self, lane: int, tokens: Ints) -> None:
@@ -234,8 +245,8 @@ class Lanes:
 
 
 def _logit_count(rows: LaneRows, count: int) -> int:
-    """Rows of a group whose logits are needed: the last if it draws, and those before it for the prompt's own."""
-    return (count - 1 if rows.prompt_logprobs >= 0 else 0) + rows.sample
+    """Rows of a group whose logits are needed: the last if it draws, all of them for the prompt's own."""
+    return count if rows.prompt_logprobs >= 0 else int(rows.sample)
 
 
 def _ints(data: bytes) -> Ints:

@@ -130,7 +130,9 @@ class Runner:
     def _compute(self, lanes: Lanes, plan: Plan) -> tuple[Sample, ...]:
         assert self._program is not None
         batch, groups = lanes.batch(plan.rows)
+        self._program.copy_states([(new.restore, new.lane) for new in plan.new if new.restore >= 0])
         logits = self._program.run(batch)
+        self._program.copy_states([(rows.lane, rows.save) for rows in plan.rows if rows.save >= 0])
         samples = []
         for group in groups:
             lanes.advance(group)
@@ -144,10 +146,13 @@ class Runner:
         position = rows.start + len(group.inputs)
         prompt: tuple[Logprobs, ...] = ()
         if rows.prompt_logprobs >= 0:
+            before = [] if lane.last_logits is None else [lane.last_logits]
+            inputs = group.inputs[1 - len(before) :]
             prompt = tuple(
                 logprobs(row, int(token), rows.prompt_logprobs)
-                for row, token in zip(logits, group.inputs[1:], strict=False)
+                for row, token in zip([*before, *logits[:-1]], inputs, strict=True)
             )
+            lane.last_logits = None if rows.sample else logits[-1].copy()
         if not rows.sample:
             return Sample(group.lane, rows.request, position, NO_TOKEN, prompt_logprobs=prompt)
         row, sampling = logits[-1], lane.sampling

@@ -21,6 +21,7 @@ from backends.base import PAGE_LEN
 from homeserve.engine.request import EngineLimits, FinishReason, GenerateCall
 from homeserve.engine.scheduler import Draft, Emit, Scheduler
 from homeserve.engine.sequence import Sequence
+from homeserve.engine.states import StateCensus
 from homeserve.wire.records import LaneRows, Sample, Sampling, unpack_ints
 
 END = 7
@@ -49,6 +50,8 @@ class Lane:
     history: list[tuple[int, int]] = field(default_factory=list)
     """(token, digest of everything up to it) by position."""
     last: int = -1
+    state: tuple[int, int] = (0, 0)
+    """The recurrent state: (positions computed, digest of their tokens)."""
 
     def slot(self, position: int) -> int:
         return self.table[position // PAGE_LEN] * PAGE_LEN + position % PAGE_LEN
@@ -57,9 +60,12 @@ class Lane:
 class Rank:
     """Runs drafts in order, as a worker does."""
 
-    def __init__(self) -> None:
+    def __init__(self, recurrent: bool = False) -> None:
         self.slots: dict[int, tuple[int, int]] = {}
         self.lanes: dict[int, Lane] = {}
+        self.checkpoints: dict[int, tuple[int, int]] = {}
+        self.recurrent = recurrent
+        self.restored = 0
 
     def run(self, draft: Draft) -> list[Sample]:
         for lane in draft.drop:
@@ -67,7 +73,14 @@ class Rank:
         for new in draft.new:
             assert new.lane not in self.lanes, "a lane was given out twice"
             self.lanes[new.lane] = Lane(new.request)
-        return [sample for rows in draft.rows if (sample := self._rows(rows)) is not None]
+            if new.restore >= 0:
+                self.lanes[new.lane].state = self.checkpoints[new.restore]
+                self.restored += 1
+        samples = [sample for rows in draft.rows if (sample := self._rows(rows)) is not None]
+        for rows in draft.rows:
+            if rows.save >= 0:
+                self.checkpoints[rows.save] = self.lanes[rows.lane].state
+        return samples
 
     def _rows(self, rows: LaneRows) -> Sample | None:
         lane = self.lanes[rows.lane]
@@ -83,6 +96,10 @@ class Rank:
             lane.history.append((token, digest([token], before)))
         stored = [self.slots[lane.slot(position)] for position in range(len(lane.history))]
         assert stored == lane.history, "a row reads foreign KV"
+        if self.recurrent:
+            before = lane.history[rows.start - 1][1] if rows.start else 0
+            assert lane.state == (rows.start, before) or not rows.start, "rows go on from a state of another place"
+        lane.state = (len(lane.history), lane.history[-1][1])
         if not rows.sample:
             return None
         lane.last = lane.history[-1][1] % VOCAB
@@ -104,10 +121,12 @@ class Trace:
             prefill_delay=limits.get("prefill_delay", pick([0, 0, 1, 3])),
             plans_in_flight=limits.get("plans_in_flight", pick([1, 2, 3])),
             prefix_cache=limits.get("prefix_cache", pick([True, True, False])),
+            recurrent=limits.get("recurrent", False),
+            checkpoints=limits.get("checkpoints", pick([0, 1, 2, 5])),
         )
         self.losses = losses
         self.scheduler = Scheduler(self.limits)
-        self.rank = Rank()
+        self.rank = Rank(self.limits.recurrent)
         self.flight: deque[tuple[int, Draft]] = deque()
         self.seq = 0
         self.shown: dict[int, list[int]] = {}
@@ -159,7 +178,7 @@ class Trace:
 
     def lose(self) -> None:
         self.flight.clear()
-        self.rank = Rank()
+        self.rank = Rank(self.limits.recurrent)
         self.note(self.scheduler.lose_fleet())
 
     def abort(self) -> None:
@@ -175,6 +194,10 @@ class Trace:
         census = self.scheduler.census()
         assert census.free + census.live + census.protected + census.cached == census.capacity
         assert min(census.free, census.live, census.protected, census.cached) >= 0
+        states = self.scheduler.state_census()
+        if states is not None:
+            assert states.free + states.live + states.cached == states.capacity
+            assert min(states.free, states.live, states.cached) >= 0
 
     def run(self, steps: int = 120) -> None:
         for _ in range(steps):
@@ -220,7 +243,7 @@ class Trace:
 @pytest.mark.parametrize("seed", range(250))
 def test_random_traces_end_right(seed: int) -> None:
     for part in range(10):
-        Trace(1000 * seed + part).run()
+        Trace(1000 * seed + part, recurrent=part % 2 == 1).run()
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -252,6 +275,39 @@ def test_prefix_hits_skip_whole_pages_only_and_never_the_last_token() -> None:
         trace.finish_all()
     assert [s.hit_tokens for s in trace.calls.values()] == [0, 16]
     assert (trace.scheduler.prefix.lookups, trace.scheduler.prefix.hits) == (2, 1)
+
+
+def turns(checkpoints: int) -> Trace:
+    """Three requests of a recurrent model, each beginning with the 300 tokens of the one before, and a stranger."""
+    trace = Trace(
+        1, kv_tokens=4096, context=1024, running=2, plans_in_flight=2, chunk=200, prefill_delay=0,
+        prefix_cache=True, recurrent=True, checkpoints=checkpoints,
+    )  # fmt: skip
+    stem = tuple(n % 40 + 10 for n in range(300))
+    for tail in ((8,) * 3, (9,) * 40, (8,) * 3 + (9,) * 60):
+        sequence = trace.scheduler.add(GenerateCall("r", stem + tail, Sampling(), 3, frozenset({END})))
+        trace.calls[sequence.key] = sequence
+        trace.shown[sequence.key] = []
+        trace.finish_all()
+    return trace
+
+
+def test_a_hit_of_a_recurrent_model_is_as_deep_as_the_last_checkpoint() -> None:
+    trace = turns(checkpoints=8)
+    # 303 tokens are kept at 128, 256 and the last page boundary, 288; the next two prompts share them that far.
+    assert [sequence.hit_tokens for sequence in trace.calls.values()] == [0, 288, 288]
+    assert trace.rank.restored == 2
+
+
+def test_without_checkpoints_a_recurrent_model_has_no_hits() -> None:
+    trace = turns(checkpoints=0)
+    assert [sequence.hit_tokens for sequence in trace.calls.values()] == [0, 0, 0]
+    assert trace.scheduler.state_census() == StateCensus(2, 2, 0, 0)
+
+
+def test_one_checkpoint_slot_is_given_on() -> None:
+    trace = turns(checkpoints=1)
+    assert trace.scheduler.state_census() == StateCensus(3, 2, 0, 1)
 
 
 def test_a_request_alone_in_flight_at_two_deaths_in_a_row_is_failed() -> None:
