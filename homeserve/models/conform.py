@@ -8,9 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from backends.base import AddGated, DeltaNet, GatedActivation, Linear, Norm, Op, Rope, RopeStore, SelectRows
 from backends.base import Attention as AttentionOp
-from backends.base import Buffer, GatedActivation, Linear, Norm, Op, Rope, RopeStore, SelectRows
-from homeserve.models.stages import Attention, RopeFacts, Stage, stage_name
+from backends.base import Experts as ExpertsOp
+from homeserve.models.stages import (
+    Attention,
+    Dense,
+    Experts,
+    GatedDeltaNet,
+    RopeFacts,
+    SharedExpert,
+    Stage,
+    stage_name,
+)
 
 Facts = dict[str, object]
 
@@ -23,12 +33,17 @@ def check_layers(
     declared: Mapping[int, tuple[Stage, ...]],
     built: Mapping[int, Sequence[Op]],
     resolved: Callable[[RopeFacts], Rope],
+    kv_index: Mapping[int, int],
 ) -> None:
-    """Raises DeclarationMismatch unless exactly the declared layers were built, and each as declared."""
+    """Raises DeclarationMismatch unless exactly the declared layers were built, and each as declared.
+
+    `resolved` gives the op's rope for a declared one, `kv_index` the pool layer of a global layer's K and V.
+    """
     if set(declared) != set(built):
         raise DeclarationMismatch(f"layers {sorted(declared)} were declared, {sorted(built)} were built")
     for layer, stages in declared.items():
-        check_layer(layer, [declared_facts(stage, resolved) for stage in stages], built_facts(built[layer]))
+        said = [declared_facts(stage, layer, resolved, kv_index) for stage in stages]
+        check_layer(layer, said, built_facts(built[layer]))
 
 
 def check_layer(layer: int, declared: Sequence[Facts], built: Sequence[Facts]) -> None:
@@ -47,36 +62,79 @@ def check_layer(layer: int, declared: Sequence[Facts], built: Sequence[Facts]) -
 
 
 def check_updates(ops: Sequence[Op], *, owed: bool, handed_on: bool) -> None:
-    """Every update that a stage owes is added to the residual exactly once, or handed on exactly once.
+    """Every update that a stage owes is added to the residual exactly once, or handed on exactly once; and what a stage
+    does to its update before (a norm, a shared expert's share) is done by the rank that wrote it.
 
     `owed`: an update arrives with the residual. Raises DeclarationMismatch with the index of the op that breaks it.
     """
+    written_here = False
     for index, op in enumerate(ops):
         if isinstance(op, Norm | SelectRows) and op.src.name == "x":
             if owed != (op.add is not None):
                 what = "adds no update, and one is owed" if owed else "adds an update that nobody owes"
                 raise DeclarationMismatch(f"op {index} ({type(op).__name__}) {what}")
-            owed = False
-        if isinstance(op, Linear) and any(part.out.name == "update" for part in op.parts):
+            owed = written_here = False
+        if _transforms_update(op) and not written_here:
+            whose = "that the previous rank owes" if owed else "that nobody owes"
+            raise DeclarationMismatch(f"op {index} ({type(op).__name__}) changes an update {whose}")
+        if _writes_update(op):
             if owed:
                 raise DeclarationMismatch(f"op {index} overwrites an update that was never added")
-            owed = True
+            owed = written_here = True
     if owed and not handed_on:
         raise DeclarationMismatch("the last update is owed at the end of the model")
 
 
-def declared_facts(stage: Stage, resolved: Callable[[RopeFacts], Rope]) -> Facts:
+def _writes_update(op: Op) -> bool:
+    written = [part.out for part in op.parts] if isinstance(op, Linear) else [getattr(op, "out", None)]
+    fresh = not (isinstance(op, Norm) and op.src.name == "update")
+    return fresh and any(buffer is not None and buffer.name == "update" for buffer in written)
+
+
+def _transforms_update(op: Op) -> bool:
+    return (isinstance(op, Norm) and op.src.name == "update") or (isinstance(op, AddGated) and op.into.name == "update")
+
+
+# ------------------------------------------------------------------------------------------------ what was declared
+
+
+def declared_facts(
+    stage: Stage, layer: int, resolved: Callable[[RopeFacts], Rope], kv_index: Mapping[int, int]
+) -> Facts:
     """A declared stage in the terms in which built ops can be read back."""
     facts: Facts = {"stage": stage_name(stage), "norm": stage.read.norm.value, "eps": stage.read.eps}
-    facts["update"] = stage.update.kind.value
-    if isinstance(stage, Attention):
-        facts |= {name: getattr(stage, name) for name in ("heads", "kv_heads", "head_dim", "scale", "window")}
-        facts["rope"] = resolved(stage.rope) if stage.rope else None
-        facts["biases"] = (stage.q_bias, stage.k_bias, stage.v_bias, stage.output_bias)
-    else:
-        facts |= {"width": stage.width, "activation": stage.activation.value}
-        facts["biases"] = (stage.gate_bias, stage.up_bias, stage.down_bias)
+    facts |= {"update": stage.update.kind.value, "post_norm_eps": stage.update.post_norm_eps}
+    match stage:
+        case Attention():
+            own = stage.kv_source is None
+            facts |= {name: getattr(stage, name) for name in _ATTENTION_NUMBERS}
+            facts |= {name: getattr(stage, name) for name in ("gated", "sinks", "q_norm", "v_from_k")}
+            facts["k_norm"], facts["v_norm"] = stage.k_norm and own, stage.v_norm and own
+            facts["rope"] = resolved(stage.rope) if stage.rope else None
+            facts["own_kv"] = own
+            facts["kv_layer"] = kv_index[layer if stage.kv_source is None else stage.kv_source]
+            kv_biases = (stage.k_bias, stage.v_bias) if own else ()
+            facts["biases"] = (stage.q_bias, *kv_biases, stage.output_bias)
+        case GatedDeltaNet():
+            facts |= {name: getattr(stage, name) for name in _DELTA_NUMBERS}
+            facts["biases"] = (False,) * 5
+        case Dense():
+            facts |= {"width": stage.width, "activation": stage.activation.value}
+            facts["biases"] = (stage.gate_bias, stage.up_bias, stage.down_bias)
+        case Experts():
+            facts |= {name: getattr(stage, name) for name in ("count", "used", "width", "normalise", "scale", "shared")}
+            facts |= {"func": stage.func.value, "activation": stage.activation.value}
+            facts["selection_bias"] = stage.selection_bias
+            facts["expert_biases"] = (stage.gate_bias, stage.up_bias, stage.down_bias)
+            facts["router_bias"] = stage.router_bias
     return facts
+
+
+_ATTENTION_NUMBERS = ("heads", "kv_heads", "head_dim", "q_step", "scale", "window", "softcap")
+_DELTA_NUMBERS = ("key_heads", "value_heads", "key_dim", "value_dim", "kernel", "tiled")
+
+
+# --------------------------------------------------------------------------------------------------- what was built
 
 
 def built_facts(ops: Sequence[Op]) -> list[Facts]:
@@ -87,28 +145,74 @@ def built_facts(ops: Sequence[Op]) -> list[Facts]:
 
 
 def _stage_facts(ops: Sequence[Op]) -> Facts:
-    facts: Facts = {"stage": "unknown"}
-    biases: list[bool] = []
+    facts: Facts = {"stage": "unknown", "post_norm_eps": 0.0, "update": "none"}
     for op in ops:
         match op:
+            case Norm(src=src, eps=eps) if src.name == "update":
+                facts["post_norm_eps"] = eps
             case Norm(eps=eps):
                 facts |= {"norm": "rms", "eps": eps}
-            case Linear(parts=parts):
-                biases += [part.bias is not None for part in parts]
-            case RopeStore(rope=rope):
-                facts["rope"] = rope
-            case AttentionOp() as attention:
-                facts["stage"] = "attention"
-                names = ("heads", "kv_heads", "head_dim", "scale", "window")
-                facts |= {name: getattr(attention, name) for name in names}
-            case GatedActivation(kind=kind, out=Buffer(width=width)):
-                facts |= {"stage": "dense", "activation": kind, "width": width}
-            case _:
+            case AttentionOp():
+                facts |= _attention_facts(op, ops)
+            case DeltaNet():
+                facts["stage"] = "delta-net"
+                facts |= {name: getattr(op, name) for name in _DELTA_NUMBERS}
+                facts["biases"] = _biases(ops)
+                if op.eps != facts.get("eps"):
+                    facts["eps"] = (facts.get("eps"), op.eps)
+            case ExpertsOp():
+                facts |= _experts_facts(op, ops)
+            case GatedActivation(kind=kind, out=out) if not any(isinstance(other, ExpertsOp) for other in ops):
+                facts |= {"stage": "dense", "activation": kind, "width": out.width, "biases": _biases(ops)}
+            case _ if not isinstance(op, Linear | RopeStore | GatedActivation | AddGated):
                 facts["stage"] = type(op).__name__
-    last = ops[-1]
-    added = isinstance(last, Linear) and [part.out.name for part in last.parts] == ["update"]
-    facts |= {"biases": tuple(biases), "update": "add" if added else "none"}
+        if _writes_update(op):
+            facts["update"] = "add"
     return facts
+
+
+def _attention_facts(op: AttentionOp, ops: Sequence[Op]) -> Facts:
+    facts: Facts = {"stage": "attention"}
+    facts |= {name: getattr(op, name) for name in _ATTENTION_NUMBERS}
+    facts |= {"q_step": op.q_step or op.head_dim, "gated": op.gated, "sinks": op.sinks is not None}
+    facts |= {"kv_layer": op.layer, "biases": _biases(ops)}
+    weights = {
+        part.out.name.partition(".")[0]: part.weight for each in ops if isinstance(each, Linear) for part in each.parts
+    }
+    facts["v_from_k"] = "k" in weights and weights["k"] == weights.get("v")
+    for store in ops:
+        if isinstance(store, RopeStore):
+            facts |= {"rope": store.rope, "v_norm": store.v_norm, "own_kv": store.k is not None}
+            facts |= {"q_norm": store.q_norm is not None, "k_norm": store.k_norm is not None}
+            same = ("layer", "heads", "kv_heads", "head_dim", "q_step", "q")
+            facts |= {f"{name} where stored": getattr(store, name) for name in same if _differ(store, op, name)}
+    return facts
+
+
+def _differ(store: RopeStore, op: AttentionOp, name: str) -> bool:
+    return bool(getattr(store, name) != getattr(op, name))
+
+
+def _experts_facts(op: ExpertsOp, ops: Sequence[Op]) -> Facts:
+    routing = op.routing
+    facts: Facts = {"stage": "experts", "count": routing.experts, "used": routing.used, "func": routing.func}
+    facts |= {"normalise": routing.normalise, "scale": routing.scale, "activation": op.kind}
+    facts["selection_bias"] = routing.selection is not None
+    facts["width"] = op.gate.height if op.gate.height == op.up.height == op.down.weight.cols else 0
+    facts["expert_biases"] = tuple(matrix.bias is not None for matrix in (op.gate, op.up, op.down))
+    parts = [part for each in ops if isinstance(each, Linear) for part in each.parts]
+    facts["router_bias"] = any(part.bias is not None for part in parts if part.out == op.logits)
+    facts["shared"] = None
+    for act in ops:
+        if isinstance(act, GatedActivation):
+            added = [each for each in ops if isinstance(each, AddGated)]
+            gated = len(added) == 1 and added[0].gate is not None
+            facts["shared"] = SharedExpert(act.out.width, gated) if added else "computed and not added"
+    return facts
+
+
+def _biases(ops: Sequence[Op]) -> tuple[bool, ...]:
+    return tuple(part.bias is not None for op in ops if isinstance(op, Linear) for part in op.parts)
 
 
 def _brief(value: object) -> str:

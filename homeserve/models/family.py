@@ -1,4 +1,4 @@
-"""What an architecture module exports: one `Family`, a name and three pure functions."""
+"""What an architecture module exports: one `Family`, a name and its pure functions."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ class Family:
     config_from(metadata) -> ModelConfig             raises CheckpointError with the key, or UnsupportedModel
     stage_facts(config, layer) -> stages             of the layer at a *global* index; the one source of truth
     tensor_names(config, layer) -> {role: tensor}    every tensor that the layer may have, required or optional
+    nextn_facts(config, index) -> stages             of the drafting block at `index` behind the trunk, where a family
+                                                     has some (its tensors: those of block `config.layers + index`)
     ignored                                          last parts of layer tensors that carry nothing needed to compute
     """
 
@@ -23,6 +25,7 @@ class Family:
     config_from: Callable[[Mapping[str, object]], ModelConfig]
     stage_facts: Callable[[ModelConfig, int], tuple[Stage, ...]]
     tensor_names: Callable[[ModelConfig, int], Mapping[str, str]]
+    nextn_facts: Callable[[ModelConfig, int], tuple[Stage, ...]] | None = None
     ignored: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

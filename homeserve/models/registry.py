@@ -8,7 +8,17 @@ from homeserve.errors import UnknownArchitecture
 from homeserve.models.family import Family
 
 MODULES = {
+    "gemma2": "homeserve.models.gemma2",
+    "gemma3": "homeserve.models.gemma3",
+    "gpt-oss": "homeserve.models.gpt_oss",
     "llama": "homeserve.models.llama",
+    "qwen2": "homeserve.models.qwen2",
+    "qwen2moe": "homeserve.models.qwen2moe",
+    "qwen3": "homeserve.models.qwen3",
+    "qwen35": "homeserve.models.qwen35",
+    "qwen35moe": "homeserve.models.qwen35moe",
+    "qwen3moe": "homeserve.models.qwen3moe",
+    "qwen3next": "homeserve.models.qwen3next",
 }
 """`general.architecture` of a file -> the module whose FAMILY declares it."""
 

@@ -50,8 +50,10 @@ def _llama3_divisor(theta: float, scaling: Llama3Scaling) -> float:
 def _yarn(plain: list[float], facts: RopeFacts, scaling: YarnScaling) -> list[float]:
     """Pairs that turn more than beta_fast times in the original context keep their frequency; those that turn less
     than beta_slow times are interpolated; the ramp between is linear in the pair's index."""
-    low = max(0.0, math.floor(_yarn_pair(scaling.beta_fast, facts, scaling)))
-    high = min(facts.dims - 1.0, math.ceil(_yarn_pair(scaling.beta_slow, facts, scaling)))
+    low, high = (_yarn_pair(beta, facts, scaling) for beta in (scaling.beta_fast, scaling.beta_slow))
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(0.0, low), min(facts.dims - 1.0, high)
     scaled = []
     for i, theta in enumerate(plain):
         kept = 1.0 - min(1.0, max(0.0, (i - low) / max(0.001, high - low)))

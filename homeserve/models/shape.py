@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 
 from backends.base import TensorView
 from budget.facts import KvShape, LayerShape, ModelShape
-from homeserve.models.config import OUTPUT, OUTPUT_BIAS, TOKEN_EMBD, ModelConfig
+from homeserve.models.config import OUTPUT, OUTPUT_BIAS, TOKEN_EMBD, ModelConfig, settle
 from homeserve.models.family import Family
-from homeserve.models.stages import Attention, Dense, Stage
+from homeserve.models.stages import Attention, Dense, Experts, GatedDeltaNet, Stage
 
 
 def shape_of(
@@ -33,59 +33,92 @@ def shape_of(
     what the engine does: it keeps every token of every layer in one pool, and a plan must not promise memory that is
     then not there.
     """
-    layers, counted = [], 0
-    for index in range(config.layers):
-        present = {role: tensors[of] for role, of in family.tensor_names(config, index).items() if of in tensors}
-        layers.append(_layer(family.stage_facts(config, index), present, windows))
-        counted += _bytes(present.values())
+    config = settle(config, tensors.keys())
+    names = [family.tensor_names(config, index) for index in range(config.layers + config.nextn)]
+    parts = [{role: tensors[of] for role, of in _once(each).items() if of in tensors} for each in names]
+    trunk = [family.stage_facts(config, index) for index in range(config.layers)]
+    blocks = [] if family.nextn_facts is None else [family.nextn_facts(config, index) for index in range(config.nextn)]
+    joining = sum(_bytes(view for role, view in part.items() if role.startswith("nextn.")) for part in parts)
     embedding = _bytes(tensors[of] for of in (TOKEN_EMBD,) if of in tensors)
     head = _bytes(tensors[of] for of in (OUTPUT, OUTPUT_BIAS) if of in tensors)
+    counted = sum(_bytes(part.values()) for part in parts) + embedding + head
     return ModelShape(
         name=name,
         arch=config.arch,
         quant=quant,
-        layers=tuple(layers),
+        layers=tuple(_layer(stages, part, windows) for stages, part in zip(trunk, parts, strict=False)),
         hidden=config.hidden,
-        mixer_width=max(_mixer_width(family.stage_facts(config, index)) for index in range(config.layers)),
+        mixer_width=max(_mixer_width(stages) for stages in (*trunk, *blocks)),
         ffn=config.ffn,
         vocab=config.vocab,
         context=config.context,
         embedding_bytes=embedding,
         head_bytes=head,
         tied=OUTPUT not in tensors,
-        other_bytes=_bytes(tensors.values()) - counted - embedding - head,
+        nextn=tuple(
+            _layer(stages, part, windows) for stages, part in zip(blocks, parts[config.layers :], strict=False)
+        ),
+        nextn_bytes=joining,
+        other_bytes=_bytes(tensors.values()) - counted,
     )
+
+
+def _once(names: Mapping[str, str]) -> dict[str, str]:
+    """Each tensor under one role."""
+    return {role: of for of, role in {of: role for role, of in names.items()}.items()}
 
 
 def _layer(stages: Iterable[Stage], present: Mapping[str, TensorView], windows: bool) -> LayerShape:
     kv, mixer_units, ffn_units, kv_bytes = None, 1, 1, 0
+    state_elements = conv_elements = 0
+    used_experts = 0.0
     for stage in stages:
         match stage:
             case Attention():
-                kv = KvShape(2 * stage.kv_heads * stage.head_dim, stage.window if windows else 0, stage.kv_heads)
-                kv_bytes = _kv_bytes(stage, present)
+                if stage.kv_source is None:
+                    kv = KvShape(2 * stage.kv_heads * stage.head_dim, stage.window if windows else 0, stage.kv_heads)
+                    kv_bytes = _kv_bytes(stage, present)
                 mixer_units = _units(stage.heads * stage.head_dim, stage.head_dim, present.get("attn_output"))
+            case GatedDeltaNet():
+                values = stage.value_heads * stage.value_dim
+                state_elements = values * stage.key_dim
+                conv_elements = _FLOAT32_AS_16_BITS * stage.channels * (stage.kernel - 1)
+                mixer_units = _units(values, values // stage.key_heads, present.get("ssm_out"))
             case Dense():
                 ffn_units = _units(stage.width, 1, present.get("ffn_down"))
-    ffn = _bytes(view for role, view in present.items() if role.startswith("ffn_"))
+            case Experts():
+                ffn_units = max(_units(stage.width, 1, present.get("ffn_down_exps")), 1)
+                used_experts = stage.used / stage.count
+    inner = {role: view for role, view in present.items() if not role.startswith("nextn.")}
+    routed = _bytes(view for role, view in inner.items() if role.partition(".")[0].endswith("_exps"))
+    ffn = _bytes(view for role, view in inner.items() if role.startswith(("ffn_", "exp_probs"))) - routed
     return LayerShape(
-        mixer_bytes=_bytes(present.values()) - ffn,
+        mixer_bytes=_bytes(inner.values()) - ffn - routed,
         ffn_bytes=ffn,
+        expert_bytes=routed,
+        used_experts=used_experts,
         kv_bytes=kv_bytes,
-        params=sum(view.rows * view.cols for view in present.values()),
+        params=sum(view.rows * view.cols for view in inner.values()),
         mixer_units=mixer_units,
         ffn_units=ffn_units,
         kv=kv,
+        state_elements=state_elements,
+        conv_elements=conv_elements,
     )
+
+
+_FLOAT32_AS_16_BITS = 2
+"""The budget counts a convolution window's elements at 16 bits; ours are float32."""
 
 
 def _kv_bytes(stage: Attention, present: Mapping[str, TensorView]) -> int:
     """Of the K and V projections, also where one tensor holds them with Q: all its rows have the same length."""
     own = ("attn_k", "attn_v", "attn_k.bias", "attn_v.bias")
     fused = (present[role] for role in ("attn_qkv", "attn_qkv.bias") if role in present)
-    together = stage.heads + 2 * stage.kv_heads
+    kv_rows = 2 * stage.kv_heads * stage.head_dim
+    together = stage.heads * stage.q_step + kv_rows
     return _bytes(present[role] for role in own if role in present) + sum(
-        view.nbytes * 2 * stage.kv_heads // together for view in fused
+        view.nbytes * kv_rows // together for view in fused
     )
 
 
@@ -96,9 +129,17 @@ def _units(columns: int, unit: int, matrix: TensorView | None) -> int:
 
 
 def _mixer_width(stages: Iterable[Stage]) -> int:
-    """q, k and v of a token together, in the widest stage."""
-    widths = [(stage.heads + 2 * stage.kv_heads) * stage.head_dim for stage in stages if isinstance(stage, Attention)]
-    return max(widths, default=0)
+    """What the projections of the widest mixer give for a token, together."""
+    widths = [0]
+    for stage in stages:
+        match stage:
+            case Attention():
+                widths.append(stage.heads * stage.q_step + 2 * stage.kv_heads * stage.head_dim)
+            case GatedDeltaNet():
+                widths.append(stage.channels + stage.value_heads * (stage.value_dim + 2))
+            case _:
+                pass
+    return max(widths)
 
 
 def _bytes(views: Iterable[TensorView]) -> int:

@@ -8,7 +8,7 @@ the family.)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from backends.base import TensorView, Weight
@@ -23,7 +23,7 @@ class TensorSource:
     """Hands out weights and remembers which tensors were taken.
 
     `taken` maps the name of every `Weight` handed out to its bytes. A row range of a fused tensor gets the name
-    `TENSOR[first:end]`.
+    `TENSOR[first:end]`, gathered rows `TENSOR[part]`.
     """
 
     tensors: Mapping[str, TensorView]
@@ -55,6 +55,22 @@ class TensorSource:
         part = f"{name}[{first}:{end}]"
         self.taken[part] = replace(whole, name=part, cols=end - first, data=whole.data[start:stop])
         return Weight(part, 1, end - first)
+
+    def take_flat(self, name: str, rows: int, cols: int) -> Weight:
+        """A tensor `[rows, cols]` of unblocked numbers as one vector of `rows * cols`."""
+        view = self.checked(name, rows, cols)
+        if view.type.block_len != 1:
+            raise CheckpointError(SOURCE, name, f"is of type {view.type.name}, a type without blocks is needed")
+        self.taken[name] = replace(view, rows=1, cols=rows * cols)
+        return Weight(name, 1, rows * cols)
+
+    def take_reordered(self, name: str, part: str, order: Sequence[int], rows: int, cols: int) -> Weight:
+        """The rows `order` of a tensor that must be `[rows, cols]`, as `TENSOR[part]`: a copy, in memory."""
+        whole = self.checked(name, rows, cols)
+        packed = whole.data.reshape(rows, whole.type.row_bytes(cols))[list(order)].reshape(-1)
+        label = f"{name}[{part}]"
+        self.taken[label] = replace(whole, name=label, rows=len(order), data=packed)
+        return Weight(label, len(order), cols)
 
     def checked(self, name: str, rows: int, cols: int) -> TensorView:
         view = self.tensors.get(name)

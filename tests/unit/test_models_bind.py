@@ -59,6 +59,7 @@ SHAPES = {
     "ffn_up": (WIDTH, HIDDEN),
     "ffn_down": (HIDDEN, WIDTH),
 }
+KV_INDEX = {layer: layer for layer in range(LAYERS)}
 Tensors = dict[str, TensorView]
 
 
@@ -288,11 +289,11 @@ def test_a_layer_that_differs_from_its_declaration_is_named(kind: type, change: 
     bound = bind(LLAMA, CONFIG, tensors())
     config = settle(CONFIG, tensors())
     built = layer_ops(bound)
-    check_layers(declared(config), built, resolve_rope)
+    check_layers(declared(config), built, resolve_rope, KV_INDEX)
     index = next(i for i, op in enumerate(built[1]) if isinstance(op, kind))
     built[1][index] = change(built[1][index])
     with pytest.raises(DeclarationMismatch) as caught:
-        check_layers(declared(config), built, resolve_rope)
+        check_layers(declared(config), built, resolve_rope, KV_INDEX)
     message = str(caught.value)
     assert message.startswith("layer 1, stage 0 (attention): ") and said in message
 
@@ -302,7 +303,7 @@ def test_every_differing_field_is_named() -> None:
     built = layer_ops(bound)
     built[2] = [replace(op, window=3, scale=2.0) if isinstance(op, Attention) else op for op in built[2]]
     with pytest.raises(DeclarationMismatch, match=r"scale is declared .*; window is declared 0, built 3"):
-        check_layers(declared(bound.config), built, resolve_rope)
+        check_layers(declared(bound.config), built, resolve_rope, KV_INDEX)
 
 
 def test_a_stage_too_few_and_a_layer_too_few_are_named() -> None:
@@ -310,9 +311,9 @@ def test_a_stage_too_few_and_a_layer_too_few_are_named() -> None:
     built = layer_ops(bound)
     half = built | {1: built[1][:5]}
     with pytest.raises(DeclarationMismatch, match="layer 1 declares attention and dense, attention was built"):
-        check_layers(declared(bound.config), half, resolve_rope)
+        check_layers(declared(bound.config), half, resolve_rope, KV_INDEX)
     with pytest.raises(DeclarationMismatch, match=r"layers \[0, 1, 2\] were declared, \[0, 1\] were built"):
-        check_layers(declared(bound.config), {0: built[0], 1: built[1]}, resolve_rope)
+        check_layers(declared(bound.config), {0: built[0], 1: built[1]}, resolve_rope, KV_INDEX)
 
 
 def test_a_doubled_residual_add_changes_the_output_and_is_refused() -> None:

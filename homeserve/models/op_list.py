@@ -1,0 +1,69 @@
+"""The op list of a rank as it grows, with the one rule of sums: an update that is owed is added exactly once.
+
+The residual stream is the buffer `x`. A stage writes its output to `update` and *owes* it: the next norm adds it to `x`
+before it reads (`Norm.add`), so the sum costs no op of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from backends.base import Buffer, KvLayer, LinearPart, Norm, Op, StateLayer
+from homeserve.models.stages import Stage
+from homeserve.models.tensors import TensorSource
+
+
+class OpList:
+    """`kv_index[layer]` is the pool layer that holds the K and V of a global layer; `state_layers` likewise in order of
+    the recurrent layers. `owed` is the update that nobody has added to the residual yet."""
+
+    def __init__(self, hidden: int, source: TensorSource, *, owed: bool) -> None:
+        self.source = source
+        self.ops: list[Op] = []
+        self.kv_layers: list[KvLayer] = []
+        self.kv_index: dict[int, int] = {}
+        self.state_layers: list[StateLayer] = []
+        self.x = Buffer("x", hidden)
+        self.update = Buffer("update", hidden)
+        self.normed = Buffer("normed", hidden)
+        self.owed: Buffer | None = self.update if owed else None
+        self._buffers: dict[str, Buffer] = {}
+
+    @property
+    def hidden(self) -> int:
+        return self.x.width
+
+    def add(self, op: Op) -> None:
+        self.ops.append(op)
+
+    def buffer(self, name: str, width: int) -> Buffer:
+        """A buffer of this width: equal names are the same memory, so that layers of another width get another name."""
+        known = self._buffers.setdefault(name, Buffer(name, width))
+        return known if known.width == width else Buffer(f"{name}.{width}", width)
+
+    def read(self, stage: Stage, norm: str) -> None:
+        """The stage's norm of the residual, into `normed`."""
+        weight = self.source.take(norm, 1, self.hidden)
+        self.add(Norm(self.x, weight, stage.read.eps, self.normed, self.settle_owed()))
+
+    def owe(self, stage: Stage, post_norm: str | None) -> None:
+        """The stage is done, its output in `update`: normalised here where it declares so, then owed."""
+        if stage.update.post_norm_eps:
+            assert post_norm is not None, "a family that declares a norm behind a stage names its tensor"
+            weight = self.source.take(post_norm, 1, self.hidden)
+            self.add(Norm(self.update, weight, stage.update.post_norm_eps, self.update))
+        self.owed = self.update
+
+    def settle_owed(self) -> Buffer | None:
+        """What the next reader has to add."""
+        owed, self.owed = self.owed, None
+        return owed
+
+    def part(self, names: Mapping[str, str], role: str, cols: int, out: Buffer, biased: bool = False) -> LinearPart:
+        weight = self.source.take(names[role], out.width, cols)
+        bias = self.source.take(names[f"{role}.bias"], 1, out.width) if biased else None
+        return LinearPart(weight, out, bias)
+
+    def stream(self) -> tuple[Buffer, ...]:
+        """What travels to the next rank: the residual, and the update that is complete and not yet added."""
+        return (self.x,) if self.owed is None else (self.x, self.owed)
