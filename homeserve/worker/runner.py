@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from backends.base import PAGE_LEN, Backend, KvPool, Limits, LoadProgress, OpenOptions, Program, Unsupported
+from backends.base import PAGE_LEN, Backend, KvPool, Limits, LoadProgress, OpenOptions, Program, StatePool, Unsupported
 from backends.quant import QuantType
 from homeserve.errors import BudgetError, SettingError, UnsupportedModel
 from homeserve.wire.records import Boot, LoadSpec, Logprobs, Plan, PlanKind, PoolCensus, RankFacts, Sample
@@ -100,7 +100,8 @@ class Runner:
             limits = Limits(spec.rows, spec.logit_rows, spec.lanes, spec.lane_pages)
             kv = KvPool(bound.kv_layers, _whole_pages(spec.kv_slots), _kv_type(spec.kv_type))
             try:
-                self._program = backend.bind(bound.ops, bound.weights, kv, limits, self._progress)
+                states = StatePool(bound.state_layers, spec.lanes if bound.state_layers else 0)
+                self._program = backend.bind(bound.ops, bound.weights, kv, limits, self._progress, states)
             except Unsupported as error:
                 raise UnsupportedModel(str(error), fix="use another backend or another quantisation") from error
             except MemoryError as error:
@@ -112,7 +113,7 @@ class Runner:
             # The program keeps what it still reads of the mapped files alive.
             checkpoint.close()
         self._kv_slots = kv.slots
-        self._lanes = Lanes(limits, config.vocab, kv.slots // PAGE_LEN)
+        self._lanes = Lanes(limits, config.vocab, kv.slots // PAGE_LEN, states.slots)
         facts = backend.facts
         return RankFacts(
             facts.backend,
