@@ -1,183 +1,228 @@
-"""A `config.json` in GGUF's words: one table of families, one row for each key that is translated.
+"""A `config.json` in GGUF's words, by the rules of its family (`hf_families`).
 
-A family is added by a `FamilyRules`: its GGUF architecture, where its keys come from, and how its tensors are called.
-Both spellings of rope settings are read: `rope_theta` with `rope_scaling`, and the newer `rope_parameters` that holds
-all of it. What a config asks for and this table cannot express is refused with the field's name, never dropped.
+Both spellings of rope settings are read: `rope_theta` with `rope_scaling` and their neighbours, and the newer
+`rope_parameters` that holds all of it, for all layers or by their type. So are configs of models that also see or hear,
+whose `text_config` says what the text part is. What a config asks for and the rules cannot express is refused with the
+field's name, never dropped.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from homeserve.errors import CheckpointError, UnknownArchitecture
+from homeserve.checkpoint.hf_families import FAMILIES
+from homeserve.checkpoint.hf_rules import FamilyRules, Kind, Row
+from homeserve.errors import InvalidModelFile, UnknownArchitecture
 
 COUNT_MAX = 1 << 31
-
-
-@dataclass(frozen=True)
-class Row:
-    """`key` (after `<arch>.`) is the whole or real number at `name` in config.json."""
-
-    key: str
-    name: str
-    required: bool = True
-    real: bool = False
-
-
-@dataclass(frozen=True)
-class FamilyRules:
-    """How one `model_type` is translated. `tensors` and `layer_tensors` map names without `.weight` / `.bias`.
-
-    `must_equal` lists settings that may only have the values given (None stands for absent or null).
-    """
-
-    arch: str
-    rows: tuple[Row, ...]
-    tensors: Mapping[str, str]
-    layer_tensors: Mapping[str, str]
-    must_equal: Mapping[str, tuple[object, ...]]
-    ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
-
-
-_LLAMA = FamilyRules(
-    arch="llama",
-    rows=(
-        Row("block_count", "num_hidden_layers"),
-        Row("context_length", "max_position_embeddings"),
-        Row("embedding_length", "hidden_size"),
-        Row("feed_forward_length", "intermediate_size"),
-        Row("attention.head_count", "num_attention_heads"),
-        Row("attention.head_count_kv", "num_key_value_heads", required=False),
-        Row("attention.key_length", "head_dim", required=False),
-        Row("attention.value_length", "head_dim", required=False),
-        Row("attention.layer_norm_rms_epsilon", "rms_norm_eps", real=True),
-        Row("attention.sliding_window", "sliding_window", required=False),
-        Row("vocab_size", "vocab_size"),
-    ),
-    tensors={"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"},
-    layer_tensors={
-        "input_layernorm": "attn_norm",
-        "post_attention_layernorm": "ffn_norm",
-        "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output",
-        "mlp.gate_proj": "ffn_gate",
-        "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down",
-    },
-    must_equal={"hidden_act": ("silu", "swish", None), "partial_rotary_factor": (1, 1.0, None)},
-)
-
-FAMILIES: Mapping[str, FamilyRules] = {"llama": _LLAMA, "mistral": _LLAMA}
-"""By `model_type`."""
-
-_LAYER = re.compile(r"model\.layers\.(\d{1,6})\.(.+)\.(weight|bias)")
+LAYERS_MAX = 1 << 16
 _FIX = "use a GGUF of the model, or a checkpoint of a known family"
 
 
+def text_config(path: str, config: Mapping[str, object]) -> Mapping[str, object]:
+    """The settings of the text part: what `text_config` holds, and around it what it leaves out. Raises
+    InvalidModelFile."""
+    inner = config.get("text_config")
+    if inner is None:
+        return config
+    if not isinstance(inner, dict):
+        raise InvalidModelFile(path, "text_config", f"is {inner!r}, not a group of settings", fix=_FIX)
+    return {**config, **inner} if "model_type" in inner else {**config, **inner, "model_type": config.get("model_type")}
+
+
 def rules_for(path: str, config: Mapping[str, object]) -> FamilyRules:
-    """Raises UnknownArchitecture, CheckpointError."""
+    """The rules of a `text_config`. Raises UnknownArchitecture, InvalidModelFile."""
     kind = config.get("model_type")
     if not isinstance(kind, str):
-        raise CheckpointError(path, "model_type", f"is {kind!r}, not the name of a model family", fix=_FIX)
+        raise InvalidModelFile(path, "model_type", f"is {kind!r}, not the name of a model family", fix=_FIX)
     rules = FAMILIES.get(kind)
     if rules is None:
         raise UnknownArchitecture(kind, tuple(sorted(FAMILIES)))
     quantised = config.get("quantization_config")
     if quantised is not None:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
-        what = f"weights quantised by {method!r} are not read"
-        raise CheckpointError(path, "quantization_config", what, fix=_FIX)
+        if method not in rules.quant_methods:
+            what = f"weights quantised by {method!r} are not read"
+            raise InvalidModelFile(path, "quantization_config", what, fix=_FIX)
     for name, values in rules.must_equal.items():
         if config.get(name) not in values:
-            raise CheckpointError(path, name, f"is {config.get(name)!r}; supported: {values[0]!r}", fix=_FIX)
+            raise InvalidModelFile(path, name, f"is {config.get(name)!r}; supported: {values[0]!r}", fix=_FIX)
     return rules
 
 
-def metadata_from(path: str, config: Mapping[str, object], rules: FamilyRules) -> dict[str, object]:
-    """The GGUF keys of a config. Raises CheckpointError that names the field."""
+def metadata_from(path: str, config: Mapping[str, object], rules: FamilyRules, drafts: int = 0) -> dict[str, object]:
+    """The GGUF keys of a `text_config`, with `drafts` drafting blocks behind the trunk. Raises InvalidModelFile that
+    names the field."""
     fields = _Fields(path, config)
     metadata: dict[str, object] = {"general.architecture": rules.arch, "homeserve.rope_interleaved": False}
+    keys: dict[str, object] = {}
     for row in rules.rows:
-        value = fields.number(row.name, row.required, row.real)
+        value = _value(fields, row)
         if value is not None:
-            metadata[f"{rules.arch}.{row.key}"] = value
-    metadata |= _rope(fields, rules.arch)
-    if f"{rules.arch}.attention.key_length" in metadata:
-        metadata[f"{rules.arch}.rope.dimension_count"] = metadata[f"{rules.arch}.attention.key_length"]
-    return metadata
+            keys[row.key] = value
+    head_dim = keys.get("attention.key_length")
+    if isinstance(head_dim, int):
+        keys["rope.dimension_count"] = _rope_dims(fields, rules, head_dim)
+    if rules.delta:
+        keys["ssm.inner_size"] = _whole(keys, "ssm.time_step_rank") * fields.count("linear_value_head_dim", 128)
+    keys |= _rope(fields, rules, metadata)
+    keys |= _layer_types(fields, rules, _whole(keys, "block_count"), drafts)
+    if drafts:
+        keys["block_count"] = _whole(keys, "block_count") + drafts
+        keys["nextn_predict_layers"] = drafts
+    return metadata | dict(rules.fixed) | {f"{rules.arch}.{key}": value for key, value in keys.items()}
 
 
-def canonical_name(name: str, rules: FamilyRules) -> str | None:
-    """GGUF's name of a tensor; None for one that this family does not have, '' for one that needs no place."""
-    if name.endswith(rules.ignored):
-        return ""
-    layer = _LAYER.fullmatch(name)
-    if layer:
-        role = rules.layer_tensors.get(layer[2])
-        return f"blk.{int(layer[1])}.{role}.{layer[3]}" if role else None
-    stem, _, suffix = name.rpartition(".")
-    role = rules.tensors.get(stem)
-    return f"{role}.{suffix}" if role and suffix in ("weight", "bias") else None
+def trunk_layers(path: str, config: Mapping[str, object], rules: FamilyRules) -> int:
+    """Layers before any drafting block. Raises InvalidModelFile."""
+    row = next(row for row in rules.rows if row.key == "block_count")
+    value = _value(_Fields(path, config), row)
+    assert isinstance(value, int), "every family has a block_count"
+    if value > LAYERS_MAX:
+        raise InvalidModelFile(path, row.name, f"is {value}; {LAYERS_MAX} layers are the limit", fix=_FIX)
+    return value
 
 
-def _rope(fields: _Fields, arch: str) -> dict[str, object]:
-    """Base and scaling of rope, from either spelling."""
+def _whole(keys: Mapping[str, object], key: str) -> int:
+    value = keys[key]
+    assert isinstance(value, int), "a row of whole numbers with a default, or required"
+    return value
+
+
+def _value(fields: _Fields, row: Row) -> object:
+    """What a row gives, None for nothing."""
+    name = next((name for name in (row.name, *row.other_names) if fields.values.get(name) is not None), row.name)
+    match row.kind:
+        case Kind.FLAG:
+            return fields.flag(name, row.default is True)
+        case Kind.CAP if name in fields.values and fields.values[name] is None:
+            return 0.0
+    required = row.required and row.default is None
+    value = fields.number(name, required, row.kind is not Kind.WHOLE)
+    value = row.default if value is None else value
+    if row.kind is Kind.ROOT and value is not None:
+        return 1.0 / math.sqrt(value)
+    return value
+
+
+def _layer_types(fields: _Fields, rules: FamilyRules, layers: int, drafts: int) -> dict[str, object]:
+    """Which layers are of the family's special type; drafting blocks never are."""
+    types = rules.layer_types
+    if types is None:
+        return {}
+    listed = fields.values.get("layer_types")
+    if listed is None:
+        given = next((name for name in types.period_names if fields.values.get(name) is not None), None)
+        period = fields.count(given, 0) if given else types.period
+        if types.key != types.period_key and not drafts:
+            return {types.period_key: period}
+        return {types.key: [(i + 1) % period != 0 for i in range(layers)] + [False] * drafts}
+    known = (types.true, "full_attention")
+    if not isinstance(listed, list) or len(listed) != layers:
+        raise fields.error("layer_types", f"is no list of {layers} types, one for each layer")
+    strange = next((each for each in listed if each not in known), None)
+    if strange is not None:
+        raise fields.error("layer_types", f"holds {strange!r}; supported: {', '.join(known)}")
+    return {types.key: [each == types.true for each in listed] + [False] * drafts}
+
+
+# -------------------------------------------------------------------------------------------------------------- rope
+
+
+def _rope_dims(fields: _Fields, rules: FamilyRules, head_dim: int) -> int:
+    """How many dims of a head turn."""
+    group = fields.group("rope_parameters") or {}
+    share = _Fields(fields.path, group, "rope_parameters.").number("partial_rotary_factor", False, True)
+    share = share or fields.number("partial_rotary_factor", False, True) or rules.rope_dims
+    dims = head_dim * share
+    if dims != int(dims) or dims > head_dim:
+        raise fields.error("partial_rotary_factor", f"is {share}: no whole part of a head of {head_dim}")
+    return int(dims)
+
+
+def _rope(fields: _Fields, rules: FamilyRules, metadata: dict[str, object]) -> dict[str, object]:
+    """Base and scaling of rope, from either spelling. Keys that GGUF lacks go straight into `metadata`."""
     newer = fields.group("rope_parameters")
     older = fields.group("rope_scaling")
+    by_type = _Fields(fields.path, newer or {}, "rope_parameters.")
+    local = by_type.group("sliding_attention") if newer and "full_attention" in newer else None
+    if newer and "full_attention" in newer:
+        newer = by_type.group("full_attention")
     merged = _Fields(fields.path, (older or {}) | (newer or {}), "rope_parameters." if newer else "rope_scaling.")
-    base = merged.number("rope_theta", False, True) or fields.number("rope_theta", False, True) or 10000.0
-    keys: dict[str, object] = {f"{arch}.rope.freq_base": base}
+    base = merged.number("rope_theta", False, True) or fields.number("rope_theta", False, True) or rules.rope_base
+    keys: dict[str, object] = {"rope.freq_base": base}
+    if rules.rope_swa_base:
+        keys["rope.freq_base_swa"] = _local_base(fields, local, rules.rope_swa_base)
+    elif local is not None and local != newer:
+        raise fields.error("rope_parameters", "differs between layers with and without a window")
     kind = merged.values.get("rope_type", merged.values.get("type")) or "default"
-    scaling = f"{arch}.rope.scaling"
-    if kind == "default":
-        return keys
-    if kind == "linear":
-        return keys | {f"{scaling}.type": "linear", f"{scaling}.factor": merged.number("factor", True, True)}
-    original = merged.number("original_max_position_embeddings", False, False)
-    if kind == "llama3":
-        return keys | {
-            "homeserve.rope_llama3_factor": merged.number("factor", True, True),
-            "homeserve.rope_llama3_low_freq_factor": merged.number("low_freq_factor", True, True),
-            "homeserve.rope_llama3_high_freq_factor": merged.number("high_freq_factor", True, True),
-            "homeserve.rope_llama3_original_context": original or fields.number("max_position_embeddings", True, False),
-        }
-    if kind == "yarn":
-        keys[f"{scaling}.original_context_length"] = original or fields.number("max_position_embeddings", True, False)
-        return keys | {f"{scaling}.{key}": value for key, value in _yarn(merged).items()}
+    match kind:
+        case "default":
+            return keys
+        case "linear":
+            factor = merged.number("factor", True, True)
+            return keys | {"rope.scaling.type": "linear", "rope.scaling.factor": factor}
+        case "llama3":
+            metadata |= _llama3(fields, merged)
+            return keys
+        case "yarn":
+            if merged.flag("truncate", True) is False:
+                metadata["homeserve.rope_yarn_truncate"] = False
+            return keys | {f"rope.scaling.{key}": value for key, value in _yarn(fields, merged).items()}
     raise merged.error("rope_type", f"is {kind!r}; supported: default, linear, llama3, yarn")
 
 
-def _yarn(fields: _Fields) -> dict[str, object]:
+def _local_base(fields: _Fields, local: Mapping[str, object] | None, default: float) -> float:
+    """Base of the layers with a window; they are never scaled."""
+    group = _Fields(fields.path, local or {}, "rope_parameters.sliding_attention.")
+    if group.values.get("rope_type", "default") != "default":
+        raise group.error("rope_type", f"is {group.values['rope_type']!r}; supported: default")
+    return group.number("rope_theta", False, True) or fields.number("rope_local_base_freq", False, True) or default
+
+
+def _llama3(fields: _Fields, merged: _Fields) -> dict[str, object]:
+    original = merged.number("original_max_position_embeddings", False, False)
+    return {
+        "homeserve.rope_llama3_factor": merged.number("factor", True, True),
+        "homeserve.rope_llama3_low_freq_factor": merged.number("low_freq_factor", True, True),
+        "homeserve.rope_llama3_high_freq_factor": merged.number("high_freq_factor", True, True),
+        "homeserve.rope_llama3_original_context": original or fields.number("max_position_embeddings", True, False),
+    }
+
+
+def _yarn(fields: _Fields, merged: _Fields) -> dict[str, object]:
     """GGUF's yarn keys. `attention_factor` is the whole magnitude here, in GGUF a factor on 0.1 ln(factor) + 1."""
     for name in ("mscale", "mscale_all_dim"):
-        if fields.values.get(name) is not None:
-            raise fields.error(name, "is not supported for this family")
-    factor = fields.number("factor", True, True)
+        if merged.values.get(name) is not None:
+            raise merged.error(name, "is not supported for this family")
+    factor = merged.number("factor", True, True)
     assert factor is not None, "a required number"
-    given: dict[str, object] = {"type": "yarn", "factor": factor}
+    original = merged.number("original_max_position_embeddings", False, False)
+    given: dict[str, object] = {
+        "type": "yarn",
+        "factor": factor,
+        "original_context_length": original or fields.number("max_position_embeddings", True, False),
+    }
     for name in ("beta_fast", "beta_slow"):
-        if (beta := fields.number(name, False, True)) is not None:
+        if (beta := merged.number(name, False, True)) is not None:
             given[f"yarn_{name}"] = beta
-    if (magnitude := fields.number("attention_factor", False, True)) is not None:
+    if (magnitude := merged.number("attention_factor", False, True)) is not None:
         given["attn_factor"] = magnitude / (0.1 * math.log(factor) + 1.0)
     return given
 
 
+@dataclass(frozen=True)
 class _Fields:
     """Typed access to a JSON object; every complaint names the field."""
 
-    def __init__(self, path: str, values: Mapping[str, object], prefix: str = "") -> None:
-        self.path = path
-        self.values = values
-        self._prefix = prefix
+    path: str
+    values: Mapping[str, object]
+    prefix: str = ""
 
-    def error(self, name: str, what: str) -> CheckpointError:
-        return CheckpointError(self.path, self._prefix + name, what, fix=_FIX)
+    def error(self, name: str, what: str) -> InvalidModelFile:
+        return InvalidModelFile(self.path, self.prefix + name, what, fix=_FIX)
 
     def number(self, name: str, required: bool, real: bool) -> int | float | None:
         """A positive number; None where it is absent or null and not required."""
@@ -190,6 +235,18 @@ class _Fields:
         if not sound or not isinstance(value, (int, float)) or not 0 < value < math.inf or value >= COUNT_MAX:
             raise self.error(name, f"is {value!r}, not a positive {'number' if real else 'whole number'}")
         return float(value) if real else value
+
+    def count(self, name: str, default: int) -> int:
+        value = self.number(name, False, False)
+        return default if value is None else int(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.error(name, f"is {value!r}, not true or false")
+        return value
 
     def group(self, name: str) -> dict[str, object] | None:
         value = self.values.get(name)

@@ -1,23 +1,28 @@
 """A folder of `config.json`, `*.safetensors` and tokenizer files as a `Checkpoint`, in GGUF's names and keys.
 
-Tensor bytes are the files' own. Rows of q and k stand in the order of `transformers` there, which pairs dims i and
-i + n/2 for rope: the key `homeserve.rope_interleaved` = False says so.
+Tensor bytes are the files' own, but where GGUF has another form (`safetensors_forms`). Two things stay as they are in
+`transformers` and are told by a key: rows of q and k pair dims i and i + n/2 for rope (`homeserve.rope_interleaved` is
+False), and value heads of delta nets lie grouped by key head (`homeserve.delta_tiled` is False).
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import msgspec
 
 from backends.base import TensorView
-from homeserve.checkpoint import hf_config, safetensors_header
-from homeserve.checkpoint.hf_config import FamilyRules
+from homeserve.checkpoint import hf_config, hf_names, safetensors_header
+from homeserve.checkpoint.hf_names import Piece
+from homeserve.checkpoint.hf_rules import BlockedPlace, FamilyRules
+from homeserve.checkpoint.safetensors_forms import Stored, blocked, formed, stacked
 from homeserve.checkpoint.safetensors_header import SafetensorsFile
 from homeserve.checkpoint.view import Checkpoint, TokenizerSource, quant_label
-from homeserve.errors import CheckpointError
+from homeserve.errors import InvalidModelFile, ModelError
 
 JSON_BYTES_MAX = 64 << 20
 SHARDS_MAX = 10_000
@@ -27,16 +32,33 @@ _END_IDS = "tokenizer.homeserve.end_token_ids"
 
 
 def open_folder(path: str) -> Checkpoint:
-    """Raises CheckpointError, UnknownArchitecture."""
-    config = _json(os.path.join(path, "config.json"), required=True)
+    """Raises InvalidModelFile, UnknownArchitecture."""
     config_path = os.path.join(path, "config.json")
+    whole = _json(config_path, required=True)
+    config = hf_config.text_config(config_path, whole)
     rules = hf_config.rules_for(config_path, config)
-    metadata = hf_config.metadata_from(config_path, config, rules)
+    layers = hf_config.trunk_layers(config_path, config, rules)
+    files, tensors, drafts = _tensors(path, config, rules, layers, wrapped=config is not whole)
+    try:
+        metadata = hf_config.metadata_from(config_path, config, rules, drafts)
+        return _checkpoint(path, config, rules, metadata, files, tensors)
+    except ModelError:
+        _close(files)
+        raise
+
+
+def _checkpoint(
+    path: str,
+    config: Mapping[str, object],
+    rules: FamilyRules,
+    metadata: dict[str, object],
+    files: list[SafetensorsFile],
+    tensors: dict[str, TensorView],
+) -> Checkpoint:
     metadata["general.name"] = os.path.basename(os.path.abspath(path))
     tokenizer_config = _json(os.path.join(path, "tokenizer_config.json"))
     generation = _json(os.path.join(path, "generation_config.json"))
     vocabulary = _tokenizer_keys(config, generation, tokenizer_config)
-    files, tensors = _tensors(path, config, rules)
     json_path = os.path.join(path, "tokenizer.json")
     has_json = os.path.isfile(json_path)
     return Checkpoint(
@@ -53,44 +75,125 @@ def open_folder(path: str) -> Checkpoint:
 
 
 def _tensors(
-    path: str, config: Mapping[str, object], rules: FamilyRules
-) -> tuple[list[SafetensorsFile], dict[str, TensorView]]:
+    path: str, config: Mapping[str, object], rules: FamilyRules, layers: int, *, wrapped: bool
+) -> tuple[list[SafetensorsFile], dict[str, TensorView], int]:
+    """The open files, the tensors in GGUF's form, and how many drafting blocks they hold."""
     files: list[SafetensorsFile] = []
-    tensors: dict[str, TensorView] = {}
+    parts = _Parts(rules)
+    names: list[str] = []
     try:
         for shard, wanted in _shards(path).items():
-            shard_path = os.path.join(path, shard)
-            if not os.path.exists(shard_path):
-                raise CheckpointError(shard_path, "file", "is missing", fix="fetch the whole folder")
-            file = safetensors_header.read(shard_path)
+            file = _open_shard(os.path.join(path, shard), wanted)
             files.append(file)
-            missing = sorted(wanted - file.tensors.keys()) if wanted is not None else []
-            if missing:
-                where = f"tensor {missing[0]!r}"
-                raise CheckpointError(file.file.path, where, "is missing", fix="fetch all files again")
             for name in wanted if wanted is not None else file.tensors:
-                _place(file, name, rules, tensors)
-        if config.get("tie_word_embeddings", False) is True:
+                pieces = hf_names.pieces_of(name, rules, layers, wrapped=wrapped)
+                parts.put(file, name, pieces)
+                names.append(name)
+        tensors = parts.made()
+        if _ties_head(config, rules, tensors):
             tensors.pop("output.weight", None)
         elif "output.weight" not in tensors:
-            raise CheckpointError(path, "tensor 'lm_head.weight'", "is missing", fix="fetch the folder again")
-    except CheckpointError:
-        for file in files:
-            file.file.close()
+            raise InvalidModelFile(path, "tensor 'lm_head.weight'", "is missing", fix="fetch the folder again")
+    except InvalidModelFile:
+        _close(files)
         raise
-    return files, tensors
+    return files, tensors, hf_names.draft_blocks(names)
 
 
-def _place(file: SafetensorsFile, name: str, rules: FamilyRules, tensors: dict[str, TensorView]) -> None:
-    canonical = hf_config.canonical_name(name, rules)
-    if canonical is None:
-        what = f"has no place in architecture {rules.arch}"
-        raise CheckpointError(file.file.path, f"tensor {name!r}", what, fix="use a GGUF of the model")
-    if canonical in tensors:
-        raise CheckpointError(file.file.path, f"tensor {name!r}", "is in an earlier file too")
-    if canonical:
-        view = file.tensors[name]
-        tensors[canonical] = TensorView(canonical, view.type, view.rows, view.cols, view.data)
+def _ties_head(config: Mapping[str, object], rules: FamilyRules, tensors: Mapping[str, TensorView]) -> bool:
+    """Whether the embedding is the head as well. A config that does not say so means what its family means by it, or
+    what the tensors show."""
+    tied = config.get("tie_word_embeddings")
+    return tied is True or (tied is None and rules.tied and "output.weight" not in tensors)
+
+
+def _close(files: list[SafetensorsFile]) -> None:
+    for file in files:
+        file.file.close()
+
+
+def _open_shard(path: str, wanted: set[str] | None) -> SafetensorsFile:
+    if not os.path.exists(path):
+        raise InvalidModelFile(path, "file", "is missing", fix="fetch the whole folder")
+    file = safetensors_header.read(path)
+    missing = sorted(wanted - file.tensors.keys()) if wanted is not None else []
+    if missing:
+        file.file.close()
+        raise InvalidModelFile(path, f"tensor {missing[0]!r}", "is missing", fix="fetch all files again")
+    return file
+
+
+@dataclass
+class _Parts:
+    """What was found of each tensor, whole or in pieces; `made` puts them together.
+
+    Everything is kept under GGUF's name with the file and the name that it came from, for the complaint.
+    """
+
+    rules: FamilyRules
+    whole: dict[str, TensorView] = field(default_factory=dict)
+    experts: dict[str, dict[int, TensorView]] = field(default_factory=dict)
+    blocks: dict[tuple[str, bool], tuple[Stored, BlockedPlace]] = field(default_factory=dict)
+    source: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def put(self, file: SafetensorsFile, name: str, pieces: tuple[Piece, ...] | None) -> None:
+        path = file.file.path
+        if pieces is None:
+            what = f"has no place in architecture {self.rules.arch}"
+            raise InvalidModelFile(path, f"tensor {name!r}", what, fix="use a GGUF of the model")
+        stored = Stored(file.tensors[name], file.shapes[name])
+        for piece in pieces:
+            if self._has(piece):
+                raise InvalidModelFile(path, f"tensor {name!r}", "is in an earlier file too")
+            self.source[piece.target] = path, name
+            with _blaming(path, name):
+                self._put(piece, stored)
+
+    def made(self) -> dict[str, TensorView]:
+        tensors = dict(self.whole)
+        for target, found in self.experts.items():
+            path, name = self.source[target]
+            with _blaming(path, name):
+                if target in tensors:
+                    raise ValueError("is there as a stack as well")
+                if len(found) != max(found) + 1:
+                    raise ValueError(f"is one of {max(found) + 1} experts of which {len(found)} are there")
+                tensors[target] = stacked(target, [found[expert] for expert in range(len(found))])
+        for (target, scales), (stored, place) in self.blocks.items():
+            path, name = self.source[target]
+            with _blaming(path, name):
+                other = self.blocks.get((target, not scales))
+                if target in tensors and scales:
+                    raise ValueError("is there in another form as well")
+                if other is None:
+                    raise ValueError(f"has no {'blocks' if scales else 'scales'}")
+                if not scales:
+                    tensors[target] = blocked(target, stored, other[0], place)
+        return tensors
+
+    def _has(self, piece: Piece) -> bool:
+        if piece.blocked is not None:
+            return (piece.target, piece.scales) in self.blocks
+        if piece.expert is not None:
+            return piece.expert in self.experts.get(piece.target, {})
+        return piece.target in self.whole
+
+    def _put(self, piece: Piece, stored: Stored) -> None:
+        if piece.blocked is not None:
+            self.blocks[piece.target, piece.scales] = stored, piece.blocked
+        elif piece.expert is not None:
+            self.experts.setdefault(piece.target, {})[piece.expert] = stored.view
+        else:
+            self.whole[piece.target] = formed(piece.target, stored, piece.form)
+
+
+@contextmanager
+def _blaming(path: str, name: str) -> Iterator[None]:
+    """A ValueError about a tensor's form is about the file that holds it."""
+    try:
+        yield
+    except ValueError as error:
+        raise InvalidModelFile(path, f"tensor {name!r}", str(error), fix="use a GGUF of the model") from error
 
 
 def _shards(path: str) -> dict[str, set[str] | None]:
@@ -100,20 +203,20 @@ def _shards(path: str) -> dict[str, set[str] | None]:
         names = sorted(name for name in os.listdir(path) if name.endswith(".safetensors"))
         if len(names) != 1:
             what = f"holds {len(names)} safetensors files and no {_INDEX}"
-            raise CheckpointError(path, "folder", what, fix="fetch the index as well")
+            raise InvalidModelFile(path, "folder", what, fix="fetch the index as well")
         return {names[0]: None}
     weights = _json(index_path, required=True).get("weight_map")
     if not isinstance(weights, dict) or not weights:
-        raise CheckpointError(index_path, "weight_map", "is missing or empty", fix="fetch the index again")
+        raise InvalidModelFile(index_path, "weight_map", "is missing or empty", fix="fetch the index again")
     shards: dict[str, set[str] | None] = {}
     for name, shard in weights.items():
         if not isinstance(shard, str) or not shard.endswith(".safetensors") or os.path.basename(shard) != shard:
-            raise CheckpointError(index_path, f"weight_map {name!r}", f"is {shard!r}, not a file of the folder")
+            raise InvalidModelFile(index_path, f"weight_map {name!r}", f"is {shard!r}, not a file of the folder")
         wanted = shards.setdefault(shard, set())
         assert wanted is not None, "only sets are put in here"
         wanted.add(name)
     if len(shards) > SHARDS_MAX:
-        raise CheckpointError(index_path, "weight_map", f"names {len(shards)} files ({SHARDS_MAX} are the limit)")
+        raise InvalidModelFile(index_path, "weight_map", f"names {len(shards)} files ({SHARDS_MAX} are the limit)")
     return shards
 
 
@@ -123,16 +226,16 @@ def _json(path: str, *, required: bool = False) -> dict[str, object]:
         with open(path, "rb") as file:
             raw = file.read(JSON_BYTES_MAX + 1)
         if len(raw) > JSON_BYTES_MAX:
-            raise CheckpointError(path, "file", f"is larger than {JSON_BYTES_MAX >> 20} MiB")
+            raise InvalidModelFile(path, "file", f"is larger than {JSON_BYTES_MAX >> 20} MiB")
         return msgspec.json.decode(raw, type=dict[str, object])
     except FileNotFoundError as error:
         if not required:
             return {}
-        raise CheckpointError(path, "file", "is missing", fix="fetch the whole folder") from error
+        raise InvalidModelFile(path, "file", "is missing", fix="fetch the whole folder") from error
     except OSError as error:
-        raise CheckpointError(path, "file", f"cannot be read: {error.strerror}") from error
+        raise InvalidModelFile(path, "file", f"cannot be read: {error.strerror}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointError(path, "file", f"is no JSON object: {error}", fix="fetch it again") from error
+        raise InvalidModelFile(path, "file", f"is no JSON object: {error}", fix="fetch it again") from error
 
 
 def _tokenizer_keys(
@@ -189,14 +292,14 @@ def _text(path: str) -> str | None:
         with open(path, "rb") as file:
             raw = file.read(TEMPLATE_BYTES_MAX + 1)
         if len(raw) > TEMPLATE_BYTES_MAX:
-            raise CheckpointError(path, "file", f"is larger than {TEMPLATE_BYTES_MAX >> 20} MiB")
+            raise InvalidModelFile(path, "file", f"is larger than {TEMPLATE_BYTES_MAX >> 20} MiB")
         return raw.decode("utf-8")
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise CheckpointError(path, "file", f"cannot be read: {error.strerror}") from error
+        raise InvalidModelFile(path, "file", f"cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise CheckpointError(path, "file", f"is no UTF-8 text: {error.reason}") from error
+        raise InvalidModelFile(path, "file", f"is no UTF-8 text: {error.reason}") from error
 
 
 def _digest(path: str) -> str:
@@ -204,4 +307,4 @@ def _digest(path: str) -> str:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise CheckpointError(path, "file", f"cannot be read: {error.strerror}") from error
+        raise InvalidModelFile(path, "file", f"cannot be read: {error.strerror}") from error

@@ -23,7 +23,7 @@ TENSORS_MAX = 1 << 20
 _FIX = "the file is damaged or incomplete: fetch it again"
 _TYPES: dict[str, QuantType] = {
     "F32": QuantType.F32, "F16": QuantType.F16, "BF16": QuantType.BF16, "F64": QuantType.F64, "I8": QuantType.I8,
-    "I16": QuantType.I16, "I32": QuantType.I32, "I64": QuantType.I64,
+    "U8": QuantType.I8, "I16": QuantType.I16, "I32": QuantType.I32, "I64": QuantType.I64,
 }  # fmt: skip
 
 
@@ -35,10 +35,11 @@ class _Entry(msgspec.Struct):
 
 @dataclass(frozen=True)
 class SafetensorsFile:
-    """One parsed file: tensors by the names that stand in it."""
+    """One parsed file: tensors and their shapes by the names that stand in it."""
 
     file: MappedFile
     tensors: dict[str, TensorView]
+    shapes: dict[str, tuple[int, ...]]
 
 
 def read(path: str) -> SafetensorsFile:
@@ -48,7 +49,7 @@ def read(path: str) -> SafetensorsFile:
         start, entries = _header(file)
         tensors = {name: _view(file, name, entry, start) for name, entry in entries.items()}
         _refuse_overlap(path, entries)
-        return SafetensorsFile(file, tensors)
+        return SafetensorsFile(file, tensors, {name: tuple(entry.shape) for name, entry in entries.items()})
     except CheckpointError:
         file.close()
         raise
