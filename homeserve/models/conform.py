@@ -140,7 +140,9 @@ _DELTA_NUMBERS = ("key_heads", "value_heads", "key_dim", "value_dim", "kernel", 
 def built_facts(ops: Sequence[Op]) -> list[Facts]:
     """The stages that a layer's ops make up. A stage starts at a norm of the residual and ends where it updates it."""
     starts = [index for index, op in enumerate(ops) if isinstance(op, Norm) and op.src.name == "x"]
-    ends = [*starts[1:], len(ops)]
+    if ops and starts[:1] != [0]:
+        return [{"stage": f"{type(ops[0]).__name__} without a norm"}]
+    ends = [*starts[1:], len(ops)][: len(starts)]
     return [_stage_facts(ops[start:end]) for start, end in zip(starts, ends, strict=True)]
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
+# The test folders are no package (pytest's importlib mode); this one has modules of its own.
+sys.path.insert(0, str(Path(__file__).parent))
 
 from budget.ceilings import Aperture, Ceilings, Device
 from budget.facts import MIB, Doubt, KvShape, LayerShape, MemoryFacts, ModelShape
