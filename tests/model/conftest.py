@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.base import PAGE_LEN, Batch, KvPool, Limits, OpenOptions
+from backends.base import PAGE_LEN, Batch, KvPool, Limits, OpenOptions, StatePool
+from backends.quant import QuantType
 from backends.registry import open_backend
 from homeserve import checkpoint
 from homeserve.models import registry
 from homeserve.models.bind import bind
-from homeserve.models.facts import kv_quant_type
 
 TINY = Path(__file__).parent.parent / "data" / "tiny"
-LANES, ROWS = 8, 128
+LANES, ROWS, SPARE = 8, 128, 2
 
 
 @dataclass
@@ -36,7 +36,8 @@ class Greedy:
 
 @dataclass
 class Model:
-    """Sequences have a lane each; their pages are shuffled, so that a mistake in addressing shows."""
+    """Sequences have a lane each; their pages are shuffled, so that a mistake in addressing shows. The recurrent states
+    of lanes lie in slots of their own, in another order; `SPARE` more slots keep copies."""
 
     path: str
     backend_name: str = "reference"
@@ -55,10 +56,12 @@ class Model:
         self.program = self.backend.bind(
             self.bound.ops,
             self.bound.weights,
-            KvPool(self.bound.kv_layers, pages * PAGE_LEN, kv_quant_type(self.kv_type)),
+            KvPool(self.bound.kv_layers, pages * PAGE_LEN, QuantType[self.kv_type.upper()]),
             Limits(rows=ROWS, logit_rows=ROWS, lanes=LANES, lane_pages=self.lane_pages),
             lambda *_: None,
+            StatePool(self.bound.state_layers, LANES + SPARE if self.bound.state_layers else 0),
         )
+        self.states = np.arange(LANES, dtype=np.int32)[::-1].copy()
         self.tables = np.random.default_rng(7).permutation(pages).astype(np.int32).reshape(LANES, self.lane_pages)
 
     def run(self, pieces: Sequence[tuple[int, int, Sequence[int]]], wanted: Sequence[int] | None = None) -> np.ndarray:
@@ -68,7 +71,7 @@ class Model:
         tokens = np.fromiter(itertools.chain.from_iterable(piece[2] for piece in pieces), np.int32)
         slots = self.tables[lanes, positions // PAGE_LEN] * PAGE_LEN + positions % PAGE_LEN
         rows = np.arange(len(tokens)) if wanted is None else np.asarray(wanted)
-        batch = Batch(tokens, positions, slots.astype(np.int32), lanes, self.tables, rows.astype(np.int32))
+        batch = Batch(tokens, positions, slots.astype(np.int32), lanes, self.tables, rows.astype(np.int32), self.states)
         return self.program.run(batch).copy()
 
     def logits(self, tokens: Sequence[int], chunk: int = ROWS, lane: int = 0) -> np.ndarray:
@@ -88,6 +91,14 @@ class Model:
             last = [(i, len(prompts[i]) + step, [result.tokens[-1]]) for i, result in enumerate(found)]
             rows = list(self.run(last))
         return found
+
+    def share_prefix(self, source: int, target: int, pages: int) -> None:
+        """What a prefix hit is made of: the first `pages` pages of lane `source` are also those of `target`, which gets
+        a copy of its state as it is now, by way of a spare slot as a checkpoint would."""
+        self.tables[target, :pages] = self.tables[source, :pages]
+        if self.bound.state_layers:
+            kept, given = int(self.states[source]), int(self.states[target])
+            self.program.copy_states([(kept, LANES), (LANES, given)])
 
     def close(self) -> None:
         self.program.close()
