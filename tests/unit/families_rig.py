@@ -53,7 +53,7 @@ _DELTA = {
     "rope.dimension_count": 8,
 }
 _WINDOW = {"attention.sliding_window": 3, "attention.sliding_window_pattern": 2}
-_YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 8.0, "rope.scaling.original_context_length": 16}
+_YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 8.0, "rope.scaling.original_context_length": 4096}
 METADATA: dict[str, dict[str, Any]] = {
     "gemma2": _HEADS | _DENSE | _WINDOW,
     "gemma3": _HEADS | _DENSE | _WINDOW | {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
