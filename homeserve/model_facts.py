@@ -76,8 +76,9 @@ class ModelFacts:
 def read_model(path: str, settings: Settings) -> ModelFacts:
     """Open a checkpoint and read what the plan needs. Raises ModelErrors."""
     from homeserve import checkpoint
+    from homeserve.models.registry import folder_families
 
-    opened = checkpoint.open(path)
+    opened = checkpoint.open(path, folder_families)
     try:
         config, shape = _shape_of(opened, settings.model_id or model_id_of(path))
     except HomeserveError:
@@ -94,8 +95,9 @@ def read_shape(path: str) -> ModelShape:
     UnknownArchitecture, which says that a shape can be given instead.
     """
     from homeserve import checkpoint
+    from homeserve.models.registry import folder_families
 
-    opened = checkpoint.open(path)
+    opened = checkpoint.open(path, folder_families)
     try:
         return _shape_of(opened, model_id_of(path))[1]
     except UnknownArchitecture as error:

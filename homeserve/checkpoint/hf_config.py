@@ -1,4 +1,4 @@
-"""A `config.json` in GGUF's words, by the rules of its family (`hf_families`).
+"""A `config.json` in GGUF's words, by the rules of its family (`hf_rules`; the families give them).
 
 Both spellings of rope settings are read: `rope_theta` with `rope_scaling` and their neighbours, and the newer
 `rope_parameters` that holds all of it, for all layers or by their type. So are configs of models that also see or hear,
@@ -12,7 +12,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from homeserve.checkpoint.hf_families import FAMILIES
 from homeserve.checkpoint.hf_rules import FamilyRules, Kind, Row
 from homeserve.errors import InvalidModelFile, UnknownArchitecture
 
@@ -32,14 +31,14 @@ def text_config(path: str, config: Mapping[str, object]) -> Mapping[str, object]
     return {**config, **inner} if "model_type" in inner else {**config, **inner, "model_type": config.get("model_type")}
 
 
-def rules_for(path: str, config: Mapping[str, object]) -> FamilyRules:
-    """The rules of a `text_config`. Raises UnknownArchitecture, InvalidModelFile."""
+def rules_for(path: str, config: Mapping[str, object], families: Mapping[str, FamilyRules]) -> FamilyRules:
+    """The rules of a `text_config`, from `families` by model type. Raises UnknownArchitecture, InvalidModelFile."""
     kind = config.get("model_type")
     if not isinstance(kind, str):
         raise InvalidModelFile(path, "model_type", f"is {kind!r}, not the name of a model family", fix=_FIX)
-    rules = FAMILIES.get(kind)
+    rules = families.get(kind)
     if rules is None:
-        raise UnknownArchitecture(kind, tuple(sorted(FAMILIES)))
+        raise UnknownArchitecture(kind, tuple(sorted(families)))
     quantised = config.get("quantization_config")
     if quantised is not None:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised

@@ -5,13 +5,20 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from backends.base import TensorView
 from homeserve.checkpoint import gguf
 from homeserve.checkpoint.gguf import GgufFile
 from homeserve.checkpoint.view import Checkpoint, TokenizerSource, chat_templates, quant_label
 from homeserve.errors import InvalidModelFile, ModelNotFound
+
+if TYPE_CHECKING:
+    from homeserve.checkpoint.hf_rules import FamilyRules
+
+Families = Callable[[], "Mapping[str, FamilyRules]"]
+"""Gives the rules by which a safetensors folder is read, by `model_type`; asked for only where there is a folder."""
 
 PARTS_MAX = 10_000
 _PART = re.compile(r"^(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", re.DOTALL)
@@ -22,27 +29,33 @@ _NO_MODEL: dict[str, str] = {
 }
 
 
-def open(path: str) -> Checkpoint:
-    """Open what lies at `path`. Raises ModelNotFound where nothing does, InvalidModelFile where it cannot be used.
+def no_families() -> Mapping[str, FamilyRules]:
+    """For who reads GGUF files only: every folder is of an unknown architecture."""
+    return {}
+
+
+def open(path: str, families: Families = no_families) -> Checkpoint:
+    """Open what lies at `path`; `families` gives what is known of safetensors folders (`models.registry`). Raises
+    ModelNotFound where nothing does, InvalidModelFile where it cannot be used, UnknownArchitecture.
 
     Everything is validated here; what is returned can be read without further checks of lengths.
     """
     path = os.fspath(path)
     if os.path.isdir(path):
-        return _open_folder(path)
+        return _open_folder(path, families)
     if path.endswith(".safetensors"):
         fix = f"give the folder: {os.path.dirname(path) or '.'}"
         raise InvalidModelFile(path, "file", "is one part of a safetensors folder", fix=fix)
     return _open_gguf(path)
 
 
-def _open_folder(path: str) -> Checkpoint:
+def _open_folder(path: str, families: Families) -> Checkpoint:
     names = _listed(path)
     if any(name.endswith(".safetensors") for name in names):
         # Imported on demand: a GGUF, the common case, starts without it.
         from homeserve.checkpoint import safetensors_folder
 
-        return safetensors_folder.open_folder(path)
+        return safetensors_folder.open_folder(path, families())
     files = [name for name in names if name.endswith(".gguf")]
     starts = [name for name in files if not (part := _PART.match(name)) or int(part["number"]) == 1]
     if len(starts) == 1:

@@ -31,12 +31,12 @@ _INDEX = "model.safetensors.index.json"
 _END_IDS = "tokenizer.homeserve.end_token_ids"
 
 
-def open_folder(path: str) -> Checkpoint:
-    """Raises InvalidModelFile, UnknownArchitecture."""
+def open_folder(path: str, families: Mapping[str, FamilyRules]) -> Checkpoint:
+    """`families`: the rules of each `model_type`. Raises InvalidModelFile, UnknownArchitecture."""
     config_path = os.path.join(path, "config.json")
     whole = _json(config_path, required=True)
     config = hf_config.text_config(config_path, whole)
-    rules = hf_config.rules_for(config_path, config)
+    rules = hf_config.rules_for(config_path, config, families)
     layers = hf_config.trunk_layers(config_path, config, rules)
     files, tensors, drafts = _tensors(path, config, rules, layers, wrapped=config is not whole)
     try:

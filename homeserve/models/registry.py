@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 
+from homeserve.checkpoint.hf_rules import FamilyRules
 from homeserve.errors import UnknownArchitecture
 from homeserve.models.family import Family
 
@@ -34,3 +36,10 @@ def family(arch: str) -> Family:
     found = import_module(MODULES[arch]).FAMILY
     assert isinstance(found, Family)
     return found
+
+
+def folder_families() -> Mapping[str, FamilyRules]:
+    """By what rules a safetensors folder is read, by the `model_type` of its config (for `checkpoint.open`)."""
+    from homeserve.models.hf_families import FAMILIES
+
+    return FAMILIES

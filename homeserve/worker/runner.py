@@ -80,11 +80,11 @@ class Runner:
         from backends.registry import open_backend
         from homeserve import checkpoint as checkpoints
         from homeserve.models.bind import bind
-        from homeserve.models.registry import family
+        from homeserve.models.registry import family, folder_families
 
         self.close()
         self._progress("reading the model", 0, 0)
-        checkpoint = checkpoints.open(spec.path)
+        checkpoint = checkpoints.open(spec.path, folder_families)
         try:
             declared = family(checkpoint.arch)
             config = declared.config_from(checkpoint.metadata)

@@ -46,7 +46,7 @@ class Model:
     extra: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.checkpoint = checkpoint.open(self.path)
+        self.checkpoint = checkpoint.open(self.path, registry.folder_families)
         family = registry.family(self.checkpoint.arch)
         self.config = family.config_from(self.checkpoint.metadata)
         self.bound = bind(family, self.config, self.checkpoint.tensors)

@@ -7,6 +7,7 @@ import os
 import random
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from backends.quant import QuantType
 from homeserve import checkpoint
 from homeserve.checkpoint import hf_config, safetensors_header
 from homeserve.errors import CheckpointError, UnknownArchitecture
+from homeserve.models.registry import folder_families
 
 TINY = Path(__file__).parent.parent / "data" / "tiny"
 SLOW = os.environ.get("HOMESERVE_TEST_TIER") == "slow"
@@ -44,6 +46,7 @@ TENSORS = {
 }
 
 Write = Callable[..., str]
+open_model = partial(checkpoint.open, families=folder_families)
 
 
 @pytest.fixture
@@ -65,7 +68,7 @@ def write(tmp_path: Path) -> Write:
 
 def refused(path: str, words: str) -> None:
     with pytest.raises(CheckpointError, match=words) as caught:
-        checkpoint.open(path)
+        open_model(path)
     assert caught.value.path.startswith(path)
 
 
@@ -74,7 +77,7 @@ def refused(path: str, words: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "llama3rope", "mistral"])
 def test_a_folder_and_its_gguf_are_the_same_checkpoint(name: str) -> None:
-    folder, file = checkpoint.open(str(TINY / name)), checkpoint.open(str(TINY / f"{name}.f32.gguf"))
+    folder, file = open_model(str(TINY / name)), open_model(str(TINY / f"{name}.f32.gguf"))
     assert set(folder.tensors) == set(file.tensors) - {"rope_freqs.weight"}
     for tensor, view in folder.tensors.items():
         other = file.tensors[tensor]
@@ -91,13 +94,13 @@ def test_a_folder_and_its_gguf_are_the_same_checkpoint(name: str) -> None:
 
 
 def test_llama3_rope_is_told_by_its_keys() -> None:
-    metadata = checkpoint.open(str(TINY / "llama3rope")).metadata
+    metadata = open_model(str(TINY / "llama3rope")).metadata
     keys = ("factor", "low_freq_factor", "high_freq_factor", "original_context")
     assert [metadata[f"homeserve.rope_llama3_{key}"] for key in keys] == [8.0, 1.0, 4.0, 64]
 
 
 def test_tensors_keep_type_shape_and_bytes(write: Write) -> None:
-    opened = checkpoint.open(write())
+    opened = open_model(write())
     embed, q, bias = (opened.tensors[n] for n in ("token_embd.weight", "blk.0.attn_q.weight", "blk.0.attn_q.bias"))
     assert (embed.type, embed.rows, embed.cols) == (QuantType.F32, 10, 8)
     assert embed.data.view(np.float32).tolist() == list(range(80)) and not embed.data.flags.owndata
@@ -118,7 +121,7 @@ def test_shards_by_index(write: Write) -> None:
     files = {"a.safetensors": {n: TENSORS[n] for n in names[:2]}, "b.safetensors": {n: TENSORS[n] for n in names[2:]}}
     weights = {name: file for file, tensors in files.items() for name in tensors}
     path = write(None, files, model__safetensors__index__json={"metadata": {}, "weight_map": weights})
-    assert len(checkpoint.open(path).tensors) == len(TENSORS)
+    assert len(open_model(path).tensors) == len(TENSORS)
     (Path(path) / "b.safetensors").unlink()
     refused(path, r"b\.safetensors.*missing")
 
@@ -151,7 +154,9 @@ ROPE_SPELLINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 @pytest.mark.parametrize(("changes", "wanted"), ROPE_SPELLINGS)
 def test_rope_in_both_spellings(changes: dict[str, Any], wanted: dict[str, Any]) -> None:
     config = {key: value for key, value in (CONFIG | changes).items() if value != "absent"}
-    metadata = hf_config.metadata_from("config.json", config, hf_config.rules_for("config.json", config))
+    metadata = hf_config.metadata_from(
+        "config.json", config, hf_config.rules_for("config.json", config, folder_families())
+    )
     assert {key: metadata.get(key) for key in wanted} == wanted
 
 
@@ -162,14 +167,14 @@ def test_templates_and_end_tokens(write: Write, tmp_path: Path) -> None:
         tokenizer_config__json={"chat_template": named, "bos_token": {"content": "<s>"}, "add_bos_token": True},
         generation_config__json={"eos_token_id": [7, 9, None, "x"]},
     )
-    opened = checkpoint.open(path)
+    opened = open_model(path)
     assert opened.chat_templates == {"default": "D", "tool_use": "T"}
     keys = opened.tokenizer.metadata
     assert keys["tokenizer.homeserve.end_token_ids"] == (7, 9) and keys["tokenizer.homeserve.bos_text"] == "<s>"
     assert keys["tokenizer.ggml.bos_token_id"] == 1 and keys["tokenizer.ggml.add_bos_token"] is True
     assert opened.tokenizer.json_path is None
     (tmp_path / "chat_template.jinja").write_text("J")
-    assert checkpoint.open(path).chat_templates["default"] == "J"
+    assert open_model(path).chat_templates["default"] == "J"
 
 
 # ------------------------------------------------------------------------------------------------- what is refused
@@ -200,12 +205,12 @@ def test_configs_that_cannot_be_used(write: Write, changes: dict[str, Any], word
 
 def test_unknown_families_are_named(write: Write) -> None:
     with pytest.raises(UnknownArchitecture, match="'mamba9'.*llama"):
-        checkpoint.open(write({"model_type": "mamba9"}))
+        open_model(write({"model_type": "mamba9"}))
 
 
 def test_tensors_without_a_place(write: Write) -> None:
     inverse = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32)}
-    checkpoint.open(write(None, {"model.safetensors": TENSORS | inverse}))
+    open_model(write(None, {"model.safetensors": TENSORS | inverse}))
     odd = {"model.layers.0.self_attn.q_norm.weight": np.ones(4, np.float32)}
     refused(write(None, {"model.safetensors": TENSORS | odd}), "q_norm.*has no place")
 
