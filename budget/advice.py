@@ -222,7 +222,8 @@ _BESIDE = ("quant", "assume_ram_mib", "shape")
 
 def _ladder(subject: Subject, wish: Wish) -> Iterable[tuple[Settings, str]]:
     free: Settings = {}
-    if wish.devices or wish.layout != "auto" or wish.cpu_moe >= 0 or wish.pipeline_ratio or wish.weight_vector:
+    vectors = wish.pipeline_ratio or wish.weight_vector or wish.token_vector
+    if wish.devices or wish.layout != "auto" or wish.flip != "auto" or wish.cpu_moe >= 0 or vectors:
         free = {"devices": "auto", "layout": "auto", "flip": "auto", "cpu_moe": "auto", "weight_vector": "auto"}
         free |= {"token_vector": "auto", "pipeline_ratio": "auto"}
     small: Settings = {"kv_type": "q8_0"} if KV_BITS[wish.kv_type] > KV_BITS["q8_0"] else {}

@@ -1,11 +1,13 @@
 """Which placements of a model are looked at, in the order in which they are wanted.
 
-    cards alone        both layouts with a flip, where host memory can hold the image; else the faster one of them
+    cards alone        both layouts with a flip, where host memory can hold the image; else the faster one of them; and
+                       beside each of these the largest card alone, for boxes whose other cards cost more than they give
+    all cards          those that were left out as well
     with the host      a CPU rank takes the first layers; or routed experts lie on the CPU; or the CPU does everything
 
 A later group is slower than an earlier one, so it is looked at only where the earlier one leaves less than a
-comfortable pool. Cards that are much smaller or slower than the best are left out: every layer waits for the slowest
-rank.
+comfortable pool. Cards that are much smaller or slower than the best are left out at first: every layer waits for the
+slowest rank. A wish that names vectors, a ratio or devices is looked at as it stands, and never widened.
 
 Pure.
 """
@@ -30,6 +32,7 @@ ONE_APU = "integrated graphics"
 WITH_CPU = "cards and a CPU rank"
 EXPERTS = "cards, experts on the CPU"
 CPU_ONLY = "CPU"
+ALL_CARDS = "all cards, pipeline layout"
 
 LEFT_OUT = 8
 """A card with less than one part in so many of the best one's memory or bandwidth is left out."""
@@ -82,27 +85,68 @@ def _named(ceilings: Ceilings, word: str) -> Device:
 def options(job: Job, ceilings: Ceilings, devices: Sequence[Device]) -> list[list[Option]]:
     """Groups of options. Within a group the larger pool wins, then speed; a later group is a way out."""
     wish = job.wish
-    cards = [device for device in devices if device.kind != "cpu"]
+    every = [device for device in devices if device.kind != "cpu"]
     cpu = next((device for device in devices if device.kind == "cpu"), None)
-    if not wish.devices:
-        cards = worth_it(cards)
+    cards = every if wish.devices else worth_it(every)[: max(1, len(job.layers))]
     if not cards:
         if wish.layout == TENSOR:
             raise WishError("layout", "the tensor layout needs several ranks, and there is one", "use --layout auto")
+        _check_vectors(job, () if cpu is None else (cpu.index,))
         return [[Option(CPU_ONLY, (cpu.index,), host_only=True)]] if cpu is not None else []
     ranks = tuple(device.index for device in cards)
     if wish.devices and cpu is not None and wish.cpu_moe <= 0:
+        if wish.layout == TENSOR:
+            raise WishError("layout", "the CPU is a rank of the pipeline layout only", "leave cpu or --layout out")
+        _check_vectors(job, (cpu.index, *ranks))
         return [[Option(WITH_CPU, (cpu.index, *ranks))]]
+    _check_vectors(job, ranks)
+    free = not (wish.devices or wish.pipeline_ratio or wish.weight_vector or wish.token_vector)
     groups = [] if wish.cpu_moe > 0 else _cards_alone(job, ceilings, cards, ranks)
+    if free and len(cards) > 1 and wish.layout == "auto":
+        groups = [[*group, _single(cards[0])] for group in groups]
+    if groups and free and len(cards) < len(every) <= len(job.layers) and wish.layout != TENSOR:
+        groups.append([Option(ALL_CARDS, tuple(device.index for device in every))])
     host = ceilings.devices[-1]
     away: list[Option] = []
-    if host.ceiling_bytes is not None and wish.cpu_moe != 0 and job.shape.layers and _has_experts(job):
+    if host.ceiling_bytes is not None and wish.cpu_moe != 0 and wish.layout != TENSOR and _has_experts(job):
         away.append(Option(EXPERTS, ranks, expert_layers=min(max(wish.cpu_moe, 0), len(job.layers))))
-    if cpu is not None and not wish.devices and wish.layout != TENSOR and wish.cpu_moe <= 0:
+    if cpu is not None and free and wish.layout != TENSOR and wish.cpu_moe <= 0:
         away += [Option(WITH_CPU, (cpu.index, *ranks)), Option(CPU_ONLY, (cpu.index,), host_only=True)]
     if wish.cpu_moe > 0 and not away:
-        raise WishError("cpu_moe", f"{job.shape.name} has no routed experts", "leave --cpu-moe out")
+        raise _no_experts(job, host)
     return [*groups, away] if away else groups
+
+
+def _no_experts(job: Job, host: Device) -> WishError:
+    if not _has_experts(job):
+        return WishError("cpu_moe", f"{job.shape.name} has no routed experts", "leave --cpu-moe out")
+    if host.ceiling_bytes is None:
+        return WishError("cpu_moe", "nothing is known of the host's memory", "use --assume-ram-mib, or leave it out")
+    return WishError("cpu_moe", "experts on the CPU go with the pipeline layout", "leave --layout or --cpu-moe out")
+
+
+def _check_vectors(job: Job, ranks: tuple[int, ...]) -> None:
+    """Raises WishError for a vector of the wrong length, or one that no layout of this wish reads."""
+    wish = job.wish
+    for name in ("pipeline_ratio", "weight_vector", "token_vector"):
+        vector: tuple[int, ...] = getattr(wish, name)
+        if not vector:
+            continue
+        if len(vector) != len(ranks):
+            what = f"{len(vector)} numbers for {len(ranks)} ranks"
+            raise WishError(name, what, "give one number for each device that is used, the largest device first")
+        if min(vector) < 1:
+            raise WishError(name, f"{','.join(map(str, vector))} holds a number below 1", "give numbers from 1 on")
+        other = TENSOR if name == "pipeline_ratio" else PIPELINE
+        if wish.layout == other:
+            raise WishError(name, f"the {other} layout has no {name.replace('_', ' ')}", "leave one of them out")
+    if len(ranks) > len(job.layers) and wish.layout != TENSOR:
+        what = f"{len(ranks)} devices for the {len(job.layers)} layers of {job.shape.name}"
+        raise WishError("devices", what, f"name at most {len(job.layers)}")
+
+
+def _single(card: Device) -> Option:
+    return Option(ONE_APU if card.kind == "uma" else ONE_CARD, (card.index,))
 
 
 def _cards_alone(job: Job, ceilings: Ceilings, cards: Sequence[Device], ranks: tuple[int, ...]) -> list[list[Option]]:
@@ -110,7 +154,7 @@ def _cards_alone(job: Job, ceilings: Ceilings, cards: Sequence[Device], ranks: t
     if len(ranks) == 1:
         if layout == TENSOR:
             raise WishError("layout", "the tensor layout needs several cards, and one is used", "use --layout auto")
-        return [[Option(ONE_APU if cards[0].kind == "uma" else ONE_CARD, ranks)]]
+        return [[_single(cards[0])]]
     split, stacked = Option(SPLIT, ranks, (TENSOR,)), Option(STACKED, ranks, (PIPELINE,))
     if layout != "auto":
         return [[split if layout == TENSOR else stacked]]

@@ -29,7 +29,7 @@ from budget.ceilings import Ceilings, Device
 from budget.facts import KV_BITS, MIB, LayerShape, ModelShape
 from budget.ledger import ALWAYS, BOOT, FLIP, PIPELINE, TENSOR, Term
 from budget.vectors import apportion
-from budget.wish import PAGE, Wish
+from budget.wish import DEFAULT_RUNNING, PAGE, Wish
 
 RUNTIME_BYTES = 1500 * MIB
 """What driver, compositor and runtime take of a unified device's memory beside the model: a reserve. Weights need no
@@ -48,7 +48,6 @@ VERIFY_BYTES_PER_REQUEST = 4 * MIB
 """Inputs of the recurrent layers that a verify keeps until acceptance is known."""
 
 LOGPROB_ROWS = 32
-_DEFAULT_RUNNING = 16
 _STATES_AT_MOST = 512 * MIB
 """Unasked, a model with large recurrent states runs so many requests that their states take about this (but four)."""
 
@@ -71,6 +70,8 @@ class Job:
     running: int
     memo: dict[tuple[object, ...], tuple[Share, ...]] = field(default_factory=dict, compare=False, repr=False)
     """Shares that were computed: many options look at the same cut."""
+    workspaces: dict[tuple[int, int, bool], int] = field(default_factory=dict, compare=False, repr=False)
+    """Buffers that were computed, by threads, rows of logits and whether there is a head."""
 
     @cached_property
     def layers(self) -> tuple[LayerShape, ...]:
@@ -120,6 +121,15 @@ class Job:
         """Rows of a plan with logits: one of each request, and those whose log-probabilities `echo` asks for."""
         return self.wish.logit_rows or self.running + LOGPROB_ROWS
 
+    def workspace(self, threads: int, logit_rows: int, *, head: bool) -> int:
+        """Bytes of the buffers of a rank's largest plan."""
+        key = threads, logit_rows, head
+        if key not in self.workspaces:
+            self.workspaces[key] = host_lines.workspace_bytes(
+                self.shape, self.rows, logit_rows, threads, self.context, head=head
+            )
+        return self.workspaces[key]
+
     @property
     def embedding_bytes(self) -> int:
         return self._table(self.shape.embedding_bytes)
@@ -162,7 +172,7 @@ LEAST_TOKENS = 512
 def settle(shape: ModelShape, wish: Wish, running: int = 0) -> Job:
     """`running` wins over the wish's; without either it is what the model's states allow."""
     state = shape.state_bytes_per_request(wish.state_bits)
-    most = _DEFAULT_RUNNING if not state else max(4, min(_DEFAULT_RUNNING, round(_STATES_AT_MOST / state)))
+    most = DEFAULT_RUNNING if not state else max(4, min(DEFAULT_RUNNING, round(_STATES_AT_MOST / state)))
     return Job(shape, wish, running or wish.running or most)
 
 
@@ -221,7 +231,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank holds of the model in one layout. `kv_row` is bytes of a token; `experts` of the CPU's part."""
+    """What one rank holds of the model in one layout. `kv_row` is bytes of a token."""
 
     weights: float
     kv_copies: float = 0.0
@@ -272,6 +282,21 @@ def _stack(job: Job, option: Option, part: range, *, first: bool, last: bool) ->
     kv_row = sum(job.kv_row(layer) for layer in kept)
     kv_fixed = sum(job.kv_windows(layer) for layer in kept) + PAGE * kv_row
     return Share(weights, kv_row=kv_row, kv_fixed=kv_fixed, state=state * job.running, read=read)
+
+
+def layer_bytes(job: Job, option: Option, index: int) -> tuple[float, float]:
+    """What one layer adds to its rank in the pipeline layout: bytes, and bytes a token of the pool."""
+    layer = job.layers[index]
+    weights = layer.bytes - (layer.expert_bytes if index < option.expert_layers else 0)
+    row = job.kv_row(layer)
+    return weights + job.state(layer) * job.running + job.kv_windows(layer) + PAGE * row, row
+
+
+def last_rank_bytes(job: Job) -> tuple[float, float]:
+    """As `layer_bytes`, of what the last rank holds beside its layers: norm, head, drafting block."""
+    weights = job.head_bytes + job.shape.other_bytes + job.drafting_bytes + sum(layer.bytes for layer in job.drafting)
+    row = sum(job.kv_row(layer) for layer in job.drafting)
+    return weights + sum(job.kv_windows(layer) for layer in job.drafting) + PAGE * row, row
 
 
 def tensor_shares(job: Job, shard: Shard) -> tuple[Share, ...]:
@@ -337,12 +362,22 @@ def terms(
         after = tensor[rank] if tensor else None
         found += _weights(option, index, before, after)
         found += _pools(job, index, before, after)
-        found += _activations(job, device)
-        if device.kind != "cpu":
-            found += _card(job, option, device)
-    if job.wish.vision and job.shape.vision_bytes:
-        found.append(Term(option.ranks[0], "vision", job.shape.vision_bytes, ALWAYS, "computed", "the tower"))
+        found += _standing(job, option, device)
     return [*found, *_host(job, option, ceilings)]
+
+
+def standing_bytes(job: Job, option: Option, device: Device) -> float:
+    """What a rank holds at its worst moment whatever the cut: all but weights, rows and states."""
+    found = list(_standing(job, option, device))
+    return max(sum(term.fixed for term in found if moment in term.held) for moment in ALWAYS)
+
+
+def _standing(job: Job, option: Option, device: Device) -> Iterable[Term]:
+    yield _activations(job, option, device)
+    if device.kind != "cpu":
+        yield from _card(job, option, device)
+    if job.wish.vision and job.shape.vision_bytes and device.index == option.ranks[0]:
+        yield Term(device.index, "vision", job.shape.vision_bytes, ALWAYS, "computed", "the tower")
 
 
 def _weights(option: Option, device: int, before: Share | None, after: Share | None) -> Iterable[Term]:
@@ -375,26 +410,31 @@ def _pools(job: Job, device: int, before: Share | None, after: Share | None) -> 
         state = share.state
     else:
         larger = (BOOT, FLIP)
-        first = before.kv_row >= after.kv_row
+        first = (before.kv_row, before.kv_fixed) >= (after.kv_row, after.kv_fixed)
         moments = {PIPELINE: {PIPELINE, *(larger if first else ())}, TENSOR: {TENSOR, *(() if first else larger)}}
         for share, layout in ((before, PIPELINE), (after, TENSOR)):
             held = tuple(m for m in ALWAYS if m in moments[layout]) if job.wish.exclusive else ALWAYS
             if share.kv_row or share.kv_fixed:
                 name = f"{host_lines.KV}, {layout}"
                 yield Term(device, name, share.kv_fixed, held, "computed", tokens, share.kv_row)
+        # Windows may be more in the layout that has fewer rows: while either may be backed, the larger of both counts.
+        more = (after.kv_fixed - before.kv_fixed) * (1 if first else -1)
+        if more > 0 and job.wish.exclusive:
+            yield Term(device, "kv, windows of the other layout", more, larger, "computed", tokens)
         state = max(before.state, after.state)
     if state:
         note = f"{job.running} requests, {job.wish.state_bits}-bit"
         yield Term(device, host_lines.STATE, state, ALWAYS, "computed", note)
 
 
-def _activations(job: Job, device: Device) -> Iterable[Term]:
+def _activations(job: Job, option: Option, device: Device) -> Term:
     threads = max(1, job.wish.threads) if device.kind == "cpu" else 1
-    size = host_lines.workspace_bytes(job.shape, job.rows, job.logit_rows, threads, job.context)
-    note = (
-        f"{job.rows} rows: a chunk of {job.wish.chunk} beside {job.running} requests; {job.logit_rows} rows of logits"
-    )
-    yield Term(device.index, host_lines.WORKSPACE, size, ALWAYS, "computed", note)
+    head = TENSOR in option.layouts or device.index == option.ranks[-1]
+    size = job.workspace(threads, job.logit_rows, head=head)
+    note = f"{job.rows} rows: a chunk of {job.wish.chunk} beside {job.running} requests"
+    if head:
+        note += f"; {job.logit_rows} rows of logits"
+    return Term(device.index, host_lines.WORKSPACE, size, ALWAYS, "computed", note)
 
 
 def _card(job: Job, option: Option, device: Device) -> Iterable[Term]:
@@ -431,6 +471,8 @@ def _host(job: Job, option: Option, ceilings: Ceilings) -> Iterable[Term]:
     if option.expert_layers:
         size = sum(layer.expert_bytes for layer in job.layers[: option.expert_layers])
         yield Term(cpu, "experts", size, ALWAYS, "computed", f"routed experts of {option.expert_layers} layers")
+        size = job.workspace(threads, 0, head=False)
+        yield Term(cpu, host_lines.WORKSPACE, size, ALWAYS, "computed", f"{job.rows} rows for the experts")
     if cards:
         yield Term(cpu, "embedding", job.embedding_bytes, ALWAYS, "computed", "rows are looked up on the host")
         yield Term(cpu, "load staging", STAGING_BYTES * len(cards), (BOOT,), "reserve", "pinned")
@@ -440,7 +482,7 @@ def _host(job: Job, option: Option, ceilings: Ceilings) -> Iterable[Term]:
             yield Term(cpu, "weight image", size, ALWAYS, "computed", "pinned: either layout is filled from it")
         moving = TRANSIT_BYTES + job.state_bytes * job.running
         yield Term(cpu, "flip transit", moving, ALWAYS, "reserve", "pinned: live rows and states on their way")
-    if job.state_bytes and cards:
+    if job.state_bytes:
         count = 2 * job.running
         yield Term(
             cpu, "state checkpoints", count * job.state_bytes, ALWAYS, "computed", f"{count}, of the prefix cache"

@@ -23,9 +23,10 @@ from dataclasses import dataclass, field, replace
 from budget import host_lines
 from budget.aperture import check_groups
 from budget.ceilings import Ceilings, Device
+from budget.cuts import cut_with_cpu, cuts, rates, shards, token_vector, with_experts
 from budget.facts import GIB, MIB, Doubt, ModelShape
 from budget.ledger import MOMENTS, PIPELINE, TENSOR, Line, Term, held_bytes
-from budget.options import CPU_ONLY, EXPERTS, WITH_CPU, WishError, chosen, options
+from budget.options import ALL_CARDS, CPU_ONLY, EXPERTS, WITH_CPU, WishError, chosen, options
 from budget.placement import (
     Cut,
     Job,
@@ -34,23 +35,20 @@ from budget.placement import (
     Share,
     pages,
     pipeline_shares,
-    ranges_of,
     settle,
     tensor_shares,
     terms,
 )
 from budget.solve import TOKENS_MAX, Room, fits, room
 from budget.speed import (
-    DeviceRates,
     LayoutSpeed,
     Work,
     break_even,
+    experts_away,
     flip_seconds,
     pipeline_speed,
-    rates_of,
     tensor_speed,
 )
-from budget.vectors import apportion, best_token_vector, reduced
 from budget.wish import PAGE, Wish
 
 __all__ = ["Advice", "Binds", "Plan", "Priced", "Refusal", "Unknown", "WishError", "plan"]
@@ -59,12 +57,9 @@ COMFORT_TOKENS = 8192
 """A pool that a conversation fits into: less is a reason to look for a slower placement that gives more."""
 
 _HOST_SHARE = 4
-"""On the host, an unasked pool takes at most one part in so many of the room: this is someone's home box."""
-_HOST_LEAST = 2048
+"""On the host, an unasked pool beyond a comfortable one takes at most one part in so many of the room: this is
+someone's home box."""
 
-_BLENDS = (0.0, 0.5, 1.0)
-"""Between a cut by speed (0) and a cut by memory (1)."""
-_VECTOR_UNITS = 64
 _DEPTH = 2048
 """Tokens of context at which decode speed is told."""
 _EARNED = 0.75
@@ -235,7 +230,7 @@ def _passed_over(taken: Trial, devices: Sequence[Device], tried: Sequence[Trial]
 
 
 def _ways_out(group: Sequence[Option]) -> bool:
-    return any(option.name in (EXPERTS, WITH_CPU, CPU_ONLY) for option in group)
+    return any(option.name in (ALL_CARDS, EXPERTS, WITH_CPU, CPU_ONLY) for option in group)
 
 
 def _job_seconds(job: Job, option: Option, ceilings: Ceilings) -> float:
@@ -244,8 +239,8 @@ def _job_seconds(job: Job, option: Option, ceilings: Ceilings) -> float:
 
 
 def _speeds_by_speed(job: Job, option: Option, ceilings: Ceilings) -> dict[str, LayoutSpeed]:
-    cut = _cuts(job, option, ceilings)[0] if PIPELINE in option.layouts else None
-    shard = _shards(job, option, ceilings)[0] if TENSOR in option.layouts else None
+    cut = cuts(job, option, ceilings)[0] if PIPELINE in option.layouts else None
+    shard = shards(job, option, ceilings)[0] if TENSOR in option.layouts else None
     pipeline = pipeline_shares(job, option, cut) if cut is not None else ()
     tensor = tensor_shares(job, shard) if shard is not None else ()
     return _speeds(job, option, ceilings, pipeline, tensor)
@@ -272,6 +267,13 @@ class Trial:
     room: Room
     tokens: int
     speeds: Mapping[str, LayoutSpeed]
+    capped: bool
+
+    @property
+    def context(self) -> int:
+        """The longest request. A way out promises a comfortable one, not what its pool is rounded up to."""
+        wish, most = self.job.wish, min(self.job.context, self.tokens)
+        return min(most, COMFORT_TOKENS) if self.capped and not (wish.context or wish.kv_tokens) else most
 
     @property
     def key(self) -> tuple[float, ...]:
@@ -294,18 +296,16 @@ def _variants(job: Job, option: Option, ceilings: Ceilings) -> Iterable[tuple[Op
         yield option, Cut(((0, len(job.layers)),)), None
         return
     if ceilings.devices[option.ranks[0]].kind == "cpu":
-        for cut in _cuts_with_cpu(job, option, ceilings):
-            yield option, cut, None
+        yield option, cut_with_cpu(job, option, ceilings, _comfort(job)), None
         return
     if option.name == EXPERTS:
-        cut = _cuts(job, option, ceilings)[-1]
-        yield _with_experts(job, option, ceilings, cut), cut, None
+        yield *with_experts(job, option, ceilings, _comfort(job)), None
         return
-    cuts: Sequence[Cut | None] = _cuts(job, option, ceilings) if PIPELINE in option.layouts else (None,)
-    shards: Sequence[Shard | None] = _shards(job, option, ceilings) if TENSOR in option.layouts else (None,)
-    for cut_ in cuts:
-        for shard in shards:
-            yield option, cut_, shard
+    of_layers: Sequence[Cut | None] = cuts(job, option, ceilings) if PIPELINE in option.layouts else (None,)
+    of_shares: Sequence[Shard | None] = shards(job, option, ceilings) if TENSOR in option.layouts else (None,)
+    for cut in of_layers:
+        for shard in of_shares:
+            yield option, cut, shard
 
 
 def _trial(
@@ -313,15 +313,14 @@ def _trial(
 ) -> Trial:
     pipeline = pipeline_shares(job, option, cut) if cut is not None else ()
     if shard is not None and not shard.tokens:
-        shard = replace(shard, tokens=_token_vector(job, option, ceilings, pipeline, shard))
+        shard = replace(shard, tokens=token_vector(job, option, ceilings, pipeline, shard))
     tensor = tensor_shares(job, shard) if shard is not None else ()
     found = tuple(terms(job, option, ceilings, pipeline, tensor))
     space = room(found, ceilings)
     granule = PAGE * (sum(shard.tokens) if shard is not None else 1)
     tokens = _pool_tokens(job, option, ceilings, space.tokens, granule, capped=capped)
-    return Trial(
-        job, option, ceilings, cut, shard, found, space, tokens, _speeds(job, option, ceilings, pipeline, tensor)
-    )
+    speeds = _speeds(job, option, ceilings, pipeline, tensor)
+    return Trial(job, option, ceilings, cut, shard, found, space, tokens, speeds, capped)
 
 
 def _pool_tokens(job: Job, option: Option, ceilings: Ceilings, most: int, granule: int, *, capped: bool) -> int:
@@ -338,7 +337,7 @@ def _pool_tokens(job: Job, option: Option, ceilings: Ceilings, most: int, granul
         use = min(use, _up(max(wish.context, min(context, COMFORT_TOKENS)), granule))
     elif option.host_only:
         share = min(most // _HOST_SHARE, max(context, COMFORT_TOKENS))
-        use = min(use, max(_up(wish.context or min(context, _HOST_LEAST), granule), share // granule * granule))
+        use = min(use, max(_up(wish.context or min(context, COMFORT_TOKENS), granule), share // granule * granule))
     elif any(ceilings.devices[index].kind == "uma" for index in option.ranks):
         use = min(use, _up(max(context, COMFORT_TOKENS), granule))
     tokens = min(most, use)
@@ -353,133 +352,24 @@ def _comfort(job: Job) -> int:
     return job.wish.kv_tokens or job.wish.context or min(job.shape.context, COMFORT_TOKENS)
 
 
-# ------------------------------------------------------------------------------------------------- cuts and vectors
-
-
-def _blended(job: Job, option: Option, ceilings: Ceilings) -> list[list[float]]:
-    """For each blend the share of each rank: of the speed to read weights, of the memory."""
-    devices = [ceilings.devices[index] for index in option.ranks]
-    speed = [_rates(job, device).read_bytes_s for device in devices]
-    memory = [float(max(1, device.ceiling_bytes or 1)) for device in devices]
-    by_speed = [entry / sum(speed) for entry in speed]
-    by_memory = [entry / sum(memory) for entry in memory]
-    return [[(1 - b) * s + b * m for s, m in zip(by_speed, by_memory, strict=True)] for b in _BLENDS]
-
-
-def _cuts(job: Job, option: Option, ceilings: Ceilings) -> list[Cut]:
-    count, ratio = len(job.layers), job.wish.pipeline_ratio
-    if ratio:
-        _check_length("pipeline_ratio", ratio, option)
-        return [Cut(ranges_of(ratio if sum(ratio) == count else apportion(count, ratio, at_least=1)))]
-    if len(option.ranks) == 1:
-        return [Cut(((0, count),))]
-    found = [ranges_of(apportion(count, shares, at_least=1)) for shares in _blended(job, option, ceilings)]
-    return [Cut(ranges) for ranges in dict.fromkeys(found)]
-
-
-def _cuts_with_cpu(job: Job, option: Option, ceilings: Ceilings) -> Iterable[Cut]:
-    """The CPU takes the fewest first layers with which the cards have a comfortable pool, or as many as give most."""
-    count, ratio = len(job.layers), job.wish.pipeline_ratio
-    if ratio:
-        _check_length("pipeline_ratio", ratio, option)
-        yield Cut(ranges_of(ratio if sum(ratio) == count else apportion(count, ratio, at_least=1)))
-        return
-    cards = replace(option, ranks=option.ranks[1:])
-    shares = _blended(job, cards, ceilings)[-1]
-
-    def cut(first: int) -> Cut:
-        least = 1 if count - first >= len(shares) else 0
-        return Cut(ranges_of((first, *apportion(count - first, shares, at_least=least))))
-
-    def tokens(first: int) -> int:
-        parts = pipeline_shares(job, option, cut(first))
-        return room(terms(job, option, ceilings, parts, ()), ceilings).tokens
-
-    low, high = 1, count - 1
-    if tokens(high) >= _comfort(job):
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if tokens(middle) >= _comfort(job) else (middle + 1, high)
-        yield cut(low)
-        return
-    yield cut(max(range(1, count), key=tokens))
-
-
-def _with_experts(job: Job, option: Option, ceilings: Ceilings, cut: Cut) -> Option:
-    """The option with the fewest layers' experts on the CPU that leave a comfortable pool (or with what was asked)."""
-    if option.expert_layers:
-        return option
-
-    def tokens(layers: int) -> int:
-        there = replace(option, expert_layers=layers)
-        return room(terms(job, there, ceilings, pipeline_shares(job, there, cut), ()), ceilings).tokens
-
-    low, high = 1, len(job.layers)
-    if tokens(high) < _comfort(job):
-        return replace(option, expert_layers=high)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if tokens(middle) >= _comfort(job) else (middle + 1, high)
-    return replace(option, expert_layers=low)
-
-
-def _shards(job: Job, option: Option, ceilings: Ceilings) -> list[Shard]:
-    given = job.wish.token_vector
-    if given:
-        _check_length("token_vector", given, option)
-    if job.wish.weight_vector:
-        _check_length("weight_vector", job.wish.weight_vector, option)
-        return [Shard(reduced(job.wish.weight_vector), reduced(given) if given else ())]
-    vectors = [reduced(apportion(_VECTOR_UNITS, s, at_least=1)) for s in _blended(job, option, ceilings)]
-    return [Shard(vector, reduced(given) if given else ()) for vector in dict.fromkeys(vectors)]
-
-
-def _token_vector(
-    job: Job, option: Option, ceilings: Ceilings, pipeline: Sequence[Share], shard: Shard
-) -> tuple[int, ...]:
-    """The vector that addresses the most tokens with what the weights leave of each rank."""
-    tensor = tensor_shares(job, replace(shard, tokens=(1,) * len(option.ranks)))
-    row = sum(share.kv_row for share in tensor)
-    found = [term for term in terms(job, option, ceilings, pipeline, tensor) if TENSOR in term.held]
-    rows = []
-    for index in option.ranks:
-        held = sum(term.fixed for term in found if term.device == index)
-        left = (ceilings.devices[index].ceiling_bytes or 0) - held
-        rows.append(max(1, int(left / row / PAGE)) if row else 1)
-    return best_token_vector(rows)
-
-
-def _check_length(name: str, vector: Sequence[int], option: Option) -> None:
-    if len(vector) != len(option.ranks):
-        what = f"{len(vector)} numbers for {len(option.ranks)} ranks"
-        raise WishError(name, what, "give one number for each device that is used, the largest device first")
-    if min(vector) < 1:
-        raise WishError(name, f"{','.join(map(str, vector))} holds a number below 1", "give whole numbers from 1 on")
-
-
 # ------------------------------------------------------------------------------------------------------------- speeds
 
 
 def _speeds(
     job: Job, option: Option, ceilings: Ceilings, pipeline: Sequence[Share], tensor: Sequence[Share]
 ) -> dict[str, LayoutSpeed]:
-    rates = [_rates(job, ceilings.devices[index]) for index in option.ranks]
+    there, hidden = [rates(job, ceilings.devices[index]) for index in option.ranks], job.shape.hidden
     found = {}
     if pipeline:
-        work, there = [_work(job, share) for share in pipeline], list(rates)
+        found[PIPELINE] = pipeline_speed([_work(job, share) for share in pipeline], there, hidden, len(job.layers))
         if option.expert_layers:
             layers = job.layers[: option.expert_layers]
-            away = sum(layer.expert_bytes * layer.used_experts for layer in layers)
-            work.append(_work(job, Share(0, read=away)))
-            there.append(_rates(job, ceilings.devices[-1]))
-        found[PIPELINE] = pipeline_speed(work, there, job.shape.hidden, len(job.layers))
+            away = Share(0, read=sum(layer.expert_bytes * layer.used_experts for layer in layers))
+            host = rates(job, ceilings.devices[-1])
+            found[PIPELINE] = experts_away(found[PIPELINE], _work(job, away), host, there, hidden, len(layers))
     if tensor:
-        found[TENSOR] = tensor_speed([_work(job, share) for share in tensor], rates, job.shape.hidden, len(job.layers))
+        found[TENSOR] = tensor_speed([_work(job, share) for share in tensor], there, hidden, len(job.layers))
     return found
-
-
-def _rates(job: Job, device: Device) -> DeviceRates:
-    return rates_of(device, job.wish.threads or None)
 
 
 def _work(job: Job, share: Share) -> Work:
@@ -508,7 +398,7 @@ def _made(trial: Trial, tried: Sequence[Trial], passed_over: Sequence[Priced] = 
         weight_vector=trial.shard.weights if trial.shard is not None else (),
         token_vector=trial.shard.tokens if trial.shard is not None else (),
         expert_layers=option.expert_layers,
-        context=min(job.context, trial.tokens),
+        context=trial.context,
         kv_tokens=trial.tokens,
         running=job.running,
         lines=lines,
@@ -559,7 +449,7 @@ def _flip(trial: Trial) -> tuple[float | None, int | None]:
     if not trial.option.resident:
         for place, index in enumerate(ranks):
             moved[place] = sum(term.fixed for term in trial.terms if term.device == index and "arena" in term.name)
-    seconds = flip_seconds(moved, [_rates(trial.job, trial.ceilings.devices[index]) for index in ranks])
+    seconds = flip_seconds(moved, [rates(trial.job, trial.ceilings.devices[index]) for index in ranks])
     before, after = trial.speeds[PIPELINE].prefill_tok_s, trial.speeds[TENSOR].prefill_tok_s
     even = break_even(2 * seconds, after, before) if before > after > 0 else None
     return seconds, even
@@ -692,9 +582,10 @@ def _doubts(trial: Trial) -> list[Doubt]:
         found.append(Doubt("host", what, f"{-(-held // MIB)} MiB of host lines are planned and not checked"))
     for index in trial.option.ranks:
         device = trial.ceilings.devices[index]
-        rates = _rates(trial.job, device)
-        if not rates.sure:
-            found.append(Doubt(f"speed of {device.name}", rates.source, f"{rates.read_bytes_s / 1e9:.0f} GB/s"))
+        found_rates = rates(trial.job, device)
+        if not found_rates.sure:
+            taken = f"{found_rates.read_bytes_s / 1e9:.0f} GB/s"
+            found.append(Doubt(f"speed of {device.name}", found_rates.source, taken))
     return found
 
 

@@ -13,16 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from budget.facts import MIB
-from budget.wish import Wish
+from budget.wish import DEFAULT_RUNNING, Wish
 
 if TYPE_CHECKING:
     from budget.plan import Plan
 
 BUDGET_ONLY = frozenset({"vision", "quant", "shape", "assume_ram_mib"})
 """Settings that `up` does not have: it takes the file and the box as they are."""
-
-UP_RUNNING = 16
-"""Requests at once of an `up` that was told nothing."""
 
 _DEFAULTS: Mapping[str, str | int] = {
     "context": 0,
@@ -101,7 +98,7 @@ def settings_of(wish: Wish) -> dict[str, str | int]:
 def run_settings(plan: Plan) -> dict[str, str | int]:
     """The settings with which `homeserve up` makes this plan: those of its wish, and how many requests at once where
     that is not what `up` takes by itself."""
-    running = plan.running if plan.wish.running or plan.running != UP_RUNNING else 0
+    running = plan.running if plan.wish.running or plan.running != DEFAULT_RUNNING else 0
     return settings_of(plan.wish) | {"max_running": running}
 
 

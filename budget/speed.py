@@ -190,6 +190,17 @@ def pipeline_speed(
     return _speed(prefill, decode, rates)
 
 
+def experts_away(
+    cards: LayoutSpeed, away: Work, host: DeviceRates, rates: Sequence[DeviceRates], hidden: int, layers: int
+) -> LayoutSpeed:
+    """Of a pipeline whose routed experts of `layers` layers run on the host (`away`): in each of them a card waits for
+    the host, so the times add up, and each token's row goes there and back."""
+    row_s = hidden * ROW_BYTES / min(rate.link_bytes_s for rate in rates)
+    decode = 1 / cards.decode_tok_s + _step_s(away, host, layers) + 2 * layers * (HANDOFF_S + row_s)
+    prefill = 1 / cards.prefill_tok_s + _token_s(away, host, CHUNK) + 2 * layers * (HANDOFF_S / CHUNK + row_s)
+    return _speed(prefill, decode, [*rates, host])
+
+
 def tensor_speed(
     work: Sequence[Work], rates: Sequence[DeviceRates], hidden: int, layers: int, chunk: int = CHUNK
 ) -> LayoutSpeed:

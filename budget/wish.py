@@ -8,6 +8,8 @@ from budget.facts import MIB
 
 PAGE = 16
 """Slots of a KV page."""
+DEFAULT_RUNNING = 16
+"""Requests at once where nobody says how many (fewer for models with large recurrent states)."""
 
 DEFAULT_CARD_FLOOR = 1024 * MIB
 DEFAULT_HOST_FLOOR = 256 * MIB

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from budget.advice import Subject, answer
-from budget.facts import MIB, Box, MemoryFacts
+from budget.facts import MIB, Box
 from budget.plan import Plan, Refusal, Unknown, WishError
 from budget.question import flags
 from budget.wish import PAGE, Wish
@@ -101,12 +101,6 @@ def killed_for_memory(
         return BudgetError(message, field="model", fix=_SMALLER)
     name = "context" if settings.context > half else "kv_tokens"
     return BudgetError(message, field=name, fix=f"try {flag(name)} {half}, or free some memory")
-
-
-def memory_of(box: Box) -> MemoryFacts:
-    """Host memory of a live box: it is always known."""
-    assert box.memory is not None
-    return box.memory
 
 
 def _too_large(settings: Settings, refusal: Refusal) -> BudgetError:

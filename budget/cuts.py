@@ -1,0 +1,232 @@
+"""How a model is cut over ranks: layers in the pipeline layout, shares in the tensor layout, rows of the KV pool.
+
+Three kinds of candidates, of which the planner tries each:
+
+    by speed       in proportion to what each rank reads in a second: nobody waits
+    by memory      in proportion to what the lines that no cut can change leave of each ceiling
+    fullest        the cut of layers with the largest pool of all: found exactly, because layers lie in a row. For a
+                   given number of tokens, give each rank in turn as many layers as fit (fewer where the next one could
+                   not hold its first); if the last can take the rest, that many tokens fit, and no cut could do more
+
+With the fullest cut among the candidates, a model that fits a pipeline at all is never refused for want of a cut, and
+more memory never means a smaller pool. In the tensor layout the sum of what all ranks have left does not depend on the
+weight vector, so a vector by memory is as good as any; the token vector then follows what is left.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from budget.ceilings import Ceilings, Device
+from budget.ledger import TENSOR
+from budget.placement import (
+    Cut,
+    Job,
+    Option,
+    Shard,
+    Share,
+    last_rank_bytes,
+    layer_bytes,
+    pipeline_shares,
+    ranges_of,
+    standing_bytes,
+    tensor_shares,
+    terms,
+)
+from budget.solve import TOKENS_MAX, room
+from budget.speed import DeviceRates, rates_of
+from budget.vectors import apportion, best_token_vector, reduced
+from budget.wish import PAGE
+
+_BLENDS = (0.0, 0.5, 1.0)
+"""Between a cut by speed (0) and a cut by memory (1)."""
+_VECTOR_UNITS = 64
+_POOL_MOST = 1 << 32
+"""Tokens beyond which no cut is compared."""
+
+
+def rates(job: Job, device: Device) -> DeviceRates:
+    return rates_of(device, job.wish.threads or None)
+
+
+def cuts(job: Job, option: Option, ceilings: Ceilings) -> list[Cut]:
+    """The cuts that are worth a look; the one that was asked for alone."""
+    count = len(job.layers)
+    given = _given_cut(job, option)
+    if given is not None:
+        return [given]
+    if len(option.ranks) == 1:
+        return [Cut(((0, count),))]
+    found = [ranges_of(apportion(count, shares, at_least=1)) for shares in _blended(job, option, ceilings)]
+    full = fullest(job, option, ceilings)
+    return [Cut(ranges) for ranges in dict.fromkeys([*found, *([full.ranges] if full is not None else [])])]
+
+
+def cut_with_cpu(job: Job, option: Option, ceilings: Ceilings, comfort: int) -> Cut:
+    """The CPU (rank 0) takes the fewest first layers with which the cards have `comfort` tokens, or as many as give
+    most: with each layer that it takes the cards have more room, and the host less."""
+    given = _given_cut(job, option)
+    if given is not None:
+        return given
+    count = len(job.layers)
+    cards = replace(option, ranks=option.ranks[1:])
+
+    def cut(first: int) -> Cut:
+        full = fullest(job, option, ceilings, first)
+        if full is None:  # no cut fits; this one shows by how much
+            least = 1 if count - first >= len(cards.ranks) else 0
+            parts = apportion(count - first, _blended(job, cards, ceilings)[-1], at_least=least)
+            full = Cut(tuple((begin + first, end + first) for begin, end in ranges_of(parts)))
+        return Cut(((0, first), *full.ranges))
+
+    return cut(_fewest(count - 1, comfort, lambda first: _rooms(job, option, ceilings, cut(first))))
+
+
+def with_experts(job: Job, option: Option, ceilings: Ceilings, comfort: int) -> tuple[Option, Cut]:
+    """The option with the fewest layers' experts on the CPU that leave `comfort` tokens (or with what was asked), and
+    the cut of what stays on the cards."""
+
+    def placed(layers: int) -> tuple[Option, Cut]:
+        there = replace(option, expert_layers=layers)
+        cut = _given_cut(job, there) or fullest(job, there, ceilings)
+        return there, cut or cuts(job, there, ceilings)[-1]
+
+    if option.expert_layers:
+        return placed(option.expert_layers)
+
+    def rooms(layers: int) -> tuple[int, int]:
+        there, cut = placed(layers)
+        return _rooms(job, there, ceilings, cut)
+
+    return placed(_fewest(len(job.layers), comfort, rooms))
+
+
+def shards(job: Job, option: Option, ceilings: Ceilings) -> list[Shard]:
+    """Weight vectors that are worth a look; the token vector is left open where none was asked for."""
+    given = reduced(job.wish.token_vector) if job.wish.token_vector else ()
+    if job.wish.weight_vector:
+        return [Shard(reduced(job.wish.weight_vector), given)]
+    vectors = [reduced(apportion(_VECTOR_UNITS, s, at_least=1)) for s in _blended(job, option, ceilings)]
+    return [Shard(vector, given) for vector in dict.fromkeys(vectors)]
+
+
+def token_vector(
+    job: Job, option: Option, ceilings: Ceilings, pipeline: Sequence[Share], shard: Shard
+) -> tuple[int, ...]:
+    """The vector that addresses the most tokens with what the weights leave of each rank, at the worst of the moments
+    at which the rank's rows are held."""
+    tensor = tensor_shares(job, replace(shard, tokens=(1,) * len(option.ranks)))
+    row = sum(share.kv_row for share in tensor)
+    if not row:
+        return (1,) * len(option.ranks)
+    found = terms(job, option, ceilings, pipeline, tensor)
+    pools = {term.device: term.held for term in found if term.per_token and TENSOR in term.held}
+    rows = []
+    for index in option.ranks:
+        own = [term for term in found if term.device == index]
+        held = max(sum(term.fixed for term in own if moment in term.held) for moment in pools[index])
+        rows.append(max(1, int(((ceilings.devices[index].ceiling_bytes or 0) - held) / row / PAGE)))
+    return best_token_vector(rows)
+
+
+def fullest(job: Job, option: Option, ceilings: Ceilings, first: int = 0) -> Cut | None:
+    """The cut with the largest pool; None where no cut fits. With `first`, rank 0 has so many layers already, and the
+    rest is cut over the others. Memory that devices share is not looked at: the ledger does that."""
+    count, ranks = len(job.layers), option.ranks[1:] if first else option.ranks
+    least = 1 if count - first >= len(ranks) else 0
+    sizes = [layer_bytes(job, option, index) for index in range(first, count)]
+    fixed = [0.0, *accumulate(size for size, _ in sizes)]
+    slope = [0.0, *accumulate(row for _, row in sizes)]
+    head, head_row = last_rank_bytes(job)
+    left = [
+        (ceilings.devices[index].ceiling_bytes or 0) - standing_bytes(job, option, ceilings.devices[index])
+        for index in ranks
+    ]
+
+    def ends(tokens: int) -> tuple[int, ...] | None:
+        """Where each rank's layers end; None if so many tokens do not fit."""
+
+        def weight(end: int) -> float:
+            return fixed[end] + slope[end] * tokens
+
+        known: dict[tuple[int, int], tuple[int, ...] | None] = {}
+
+        def reach(rank: int, begin: int) -> tuple[int, ...] | None:
+            """The ends of `rank` and those after it, the last one aside, that leave least to the last; None where one
+            of them cannot hold even its least."""
+            if rank == len(left) - 1:
+                return ()
+            if (rank, begin) in known:
+                return known[rank, begin]
+            most = bisect_right(range(len(fixed)), weight(begin) + left[rank], key=weight) - 1
+            best: tuple[int, ...] | None = None
+            for end in range(min(most, len(sizes) - least * (len(left) - 1 - rank)), begin + least - 1, -1):
+                rest = reach(rank + 1, end)
+                if rest is not None and (best is None or (end, *rest)[-1] > best[-1]):
+                    best = (end, *rest)
+                if None not in known.values():
+                    break  # as many as fit on each: nothing reaches further
+            known[rank, begin] = best
+            return best
+
+        found = reach(0, 0)
+        if found is None:
+            return None
+        begin = found[-1] if found else 0
+        rest = weight(len(sizes)) - weight(begin) + head + head_row * tokens
+        return (*found, len(sizes)) if rest <= left[-1] else None
+
+    if ends(0) is None:
+        return None
+    row = slope[-1] + head_row
+    low, high = 0, 1 + (int(min(_POOL_MOST, sum(left) / row)) if row else 0)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if ends(middle) is not None else (low, middle)
+    parts = ends(low) or ()
+    return Cut(tuple((a + first, b + first) for a, b in zip([0, *parts], parts, strict=False)))
+
+
+# ------------------------------------------------------------------------------------------------------------- details
+
+
+def _fewest(most: int, comfort: int, rooms: Callable[[int], tuple[int, int]]) -> int:
+    """The smallest number from 1 to `most` that gives `comfort` tokens, or the one that gives the most. `rooms` tells
+    the tokens of the cards, which grow with the number, and those of the host, which shrink."""
+    low, high = 1, most
+    while low < high:
+        middle = (low + high) // 2
+        cards, host = rooms(middle)
+        low, high = (low, middle) if cards >= min(comfort, max(0, host)) else (middle + 1, high)
+    return max((low - 1, low), key=lambda number: min(rooms(number))) if low > 1 and min(rooms(low)) < comfort else low
+
+
+def _rooms(job: Job, option: Option, ceilings: Ceilings, cut: Cut) -> tuple[int, int]:
+    """Tokens that the cards alone would allow, and the host alone."""
+    found = room(terms(job, option, ceilings, pipeline_shares(job, option, cut), ()), ceilings)
+    host = len(ceilings.devices) - 1
+    cards = min(found.devices[index] for index in option.ranks if index != host)
+    # Memory that cards and host share binds both.
+    return min(cards, found.tokens if found.tokens < min(found.devices) else TOKENS_MAX), found.devices[host]
+
+
+def _blended(job: Job, option: Option, ceilings: Ceilings) -> list[list[float]]:
+    """For each blend the share of each rank: of the speed to read weights, of the memory."""
+    devices = [ceilings.devices[index] for index in option.ranks]
+    speed = [rates(job, device).read_bytes_s for device in devices]
+    memory = [max(1.0, (device.ceiling_bytes or 0) - standing_bytes(job, option, device)) for device in devices]
+    by_speed = [entry / sum(speed) for entry in speed]
+    by_memory = [entry / sum(memory) for entry in memory]
+    return [[(1 - b) * s + b * m for s, m in zip(by_speed, by_memory, strict=True)] for b in _BLENDS]
+
+
+def _given_cut(job: Job, option: Option) -> Cut | None:
+    count, ratio = len(job.layers), job.wish.pipeline_ratio
+    if not ratio:
+        return None
+    return Cut(ranges_of(ratio if sum(ratio) == count else apportion(count, ratio, at_least=1)))
