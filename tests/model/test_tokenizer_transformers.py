@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from homeserve import checkpoint
+from homeserve.models.registry import folder_families
 from homeserve.text.tokenizer import Tokenizer
 
 DATA = Path(__file__).parent.parent / "data"
@@ -19,7 +20,7 @@ transformers = pytest.importorskip("transformers")
 @pytest.mark.parametrize("file", ["mistral", "mistral.f32.gguf"])
 def test_ids_and_text_are_those_of_transformers(file: str) -> None:
     oracle = transformers.AutoTokenizer.from_pretrained(str(DATA / "tiny" / "mistral"))
-    made = Tokenizer.from_checkpoint(checkpoint.open(str(DATA / "tiny" / file)))
+    made = Tokenizer.from_checkpoint(checkpoint.open(str(DATA / "tiny" / file), folder_families))
     for text in TORTURE:
         ids = made.encode(text)
         assert ids == oracle.encode(text, add_special_tokens=True), ascii(text)
