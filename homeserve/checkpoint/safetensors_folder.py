@@ -38,6 +38,7 @@ def open_folder(path: str, families: Mapping[str, FamilyRules]) -> Checkpoint:
     config = hf_config.text_config(config_path, whole)
     rules = hf_config.rules_for(config_path, config, families)
     layers = hf_config.trunk_layers(config_path, config, rules)
+    hf_config.metadata_from(config_path, config, rules)  # A wrong setting is told before any tensor is looked at.
     files, tensors, drafts = _tensors(path, config, rules, layers, wrapped=config is not whole)
     try:
         metadata = hf_config.metadata_from(config_path, config, rules, drafts)
@@ -163,7 +164,7 @@ class _Parts:
             path, name = self.source[target]
             with _blaming(path, name):
                 other = self.blocks.get((target, not scales))
-                if target in tensors and scales:
+                if target in self.whole:
                     raise ValueError("is there in another form as well")
                 if other is None:
                     raise ValueError(f"has no {'blocks' if scales else 'scales'}")
