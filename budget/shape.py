@@ -72,8 +72,6 @@ _LIMITS: Mapping[str, int] = {
 _LINEAR = {"key_heads": COUNT_MAX, "value_heads": COUNT_MAX, "key_dim": WIDTH_MAX, "value_dim": WIDTH_MAX, "conv": 64}
 _MLA = {"kv_rank": WIDTH_MAX, "rope_dim": WIDTH_MAX, "q_rank": WIDTH_MAX, "value_dim": WIDTH_MAX}
 _OTHERS = ("arch", "name", "quant", "attention_layers", "head_gate", "tied", "linear", "mla", "notes", "schema")
-_GATED = ("qwen35", "qwen35moe", "qwen3next")
-"""Architectures whose attention output has a gate as wide as q."""
 
 
 class ShapeError(Exception):
@@ -179,10 +177,9 @@ def _geometry(fields: _Fields) -> Geometry:
     layers = fields.integer("layers", low=1)
     hidden = fields.integer("hidden", low=1)
     heads = fields.integer("heads", low=1)
-    arch = fields.text("arch", "")
     geometry = Geometry(
         name=fields.text("name", fields.where),
-        arch=arch,
+        arch=fields.text("arch", ""),
         quant=fields.text("quant", ""),
         weights_bytes=fields.integer("weights_bytes", 0, low=1),
         layers=layers,
@@ -200,7 +197,8 @@ def _geometry(fields: _Fields) -> Geometry:
         full_attention_every=fields.integer("full_attention_every", 0),
         attention_layers=_attention_layers(fields, layers),
         shared_kv_layers=fields.integer("shared_kv_layers", 0),
-        head_gate=fields.flag("head_gate", arch in _GATED),
+        # Attention beside delta nets has an output gate as wide as q in every family so far.
+        head_gate=fields.flag("head_gate", fields.has("linear")),
         experts=fields.integer("experts", 0),
         experts_used=fields.integer("experts_used", 0),
         expert_ffn=fields.integer("expert_ffn", 0),
