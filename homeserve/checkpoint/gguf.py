@@ -8,8 +8,8 @@
 The rule: *nothing in the file is believed before it was compared with the file's real length.* A count is checked
 against the bytes that so many entries need at least, a string or array against what is left, a tensor against the data
 section; only then is anything allocated, so memory is bounded by the bytes that are really there (and those of the
-header by `HEADER_BYTES_MAX`). Every breach is a `InvalidModelFile` with path, place and reason. Python's integers do not
-overflow, so products of dimensions are exact.
+header by `HEADER_BYTES_MAX`). Every breach is an `InvalidModelFile` with path, place and reason. Python's integers do
+not overflow, so products of dimensions are exact.
 
 Why an own reader: the format's reference package builds an object per array element and takes seconds for a large
 vocabulary. Here arrays are kept as their bytes (`Array`) and decoded when somebody looks: strings are only walked once

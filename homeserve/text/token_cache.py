@@ -16,7 +16,7 @@ from pathlib import Path
 from tokenizers import Tokenizer as Library
 
 _log = logging.getLogger("homeserve.text")
-_MAGIC = "homeserve-tokenizer 1"
+_MAGIC = "homeserve-tokenizer 2"
 
 
 def load(folder: Path, digest: str) -> Library | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -23,7 +23,7 @@ from tokenizers import Tokenizer as Library
 from homeserve.checkpoint.view import TokenizerSource
 from homeserve.errors import InvalidField, InvalidModelFile
 from homeserve.text import token_cache
-from homeserve.text.assembly import assemble
+from homeserve.text.assembly import assemble, assemble_literal
 from homeserve.text.endings import end_ids
 from homeserve.text.json_source import read_json
 from homeserve.text.spelling import Spelling
@@ -49,8 +49,9 @@ class HasTokenizer(Protocol):
 class Tokenizer:
     """See the module's head. Ids run from 0 to `vocab_size` - 1; `bos_id`, `eos_id` are None where there is none.
 
-    `end_ids` end an answer. `add_bos`: `encode` begins with BOS unless the text does. `special_ids`: control tokens,
-    which are no part of an answer's text.
+    `literal` makes the library that `encode` uses without `parse_special`; where it gives none, `library` without its
+    control tokens serves. `end_ids` end an answer. `add_bos`: `encode` begins with BOS unless the text does.
+    `special_ids`: control tokens, which are no part of an answer's text.
     """
 
     def __init__(
@@ -67,9 +68,11 @@ class Tokenizer:
         add_bos: bool,
         add_eos: bool,
         space_prefix: bool = False,
+        literal: Callable[[], Library | None] = lambda: None,
     ) -> None:
         self._obeying = library
         self._literal: Library | None = None
+        self._make_literal = literal
         self._lock = threading.Lock()
         self._tokens = tokens
         self._spelling = Spelling(tokens, special | always, byte_alphabet)
@@ -145,16 +148,19 @@ class Tokenizer:
         """A tokenizer of the same parts that does not know the control tokens: the library cannot choose per call."""
         with self._lock:
             if self._literal is None:
-                whole = self._obeying
-                literal = Library(whole.model)
-                if whole.normalizer is not None:
-                    literal.normalizer = whole.normalizer
-                if whole.pre_tokenizer is not None:
-                    literal.pre_tokenizer = whole.pre_tokenizer
-                added = whole.get_added_tokens_decoder().values()
-                literal.add_tokens([token for token in added if not token.special])
-                self._literal = literal
+                self._literal = self._make_literal() or _without_control_tokens(self._obeying)
             return self._literal
+
+
+def _without_control_tokens(whole: Library) -> Library:
+    literal = Library(whole.model)
+    if whole.normalizer is not None:
+        literal.normalizer = whole.normalizer
+    if whole.pre_tokenizer is not None:
+        literal.pre_tokenizer = whole.pre_tokenizer
+    added = whole.get_added_tokens_decoder().values()
+    literal.add_tokens([token for token in added if not token.special])
+    return literal
 
 
 def _from_vocabulary(vocabulary: Vocabulary, digest: str, cache_dir: Path | None) -> Tokenizer:
@@ -170,6 +176,7 @@ def _from_vocabulary(vocabulary: Vocabulary, digest: str, cache_dir: Path | None
         add_bos=vocabulary.add_bos,
         add_eos=vocabulary.add_eos,
         space_prefix=vocabulary.add_space_prefix,
+        literal=lambda: assemble_literal(vocabulary),
     )
 
 

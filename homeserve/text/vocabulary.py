@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import cast
 
 from homeserve.errors import InvalidModelFile
+from homeserve.text.charsmap import CHARSMAP_BYTES_MAX, charsmap_flaw
 from homeserve.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 
 _log = logging.getLogger("homeserve.text")
 
-MODELS = ("gpt2", "llama", "gemma4")
+MODELS = ("gpt2", "llama", "gemma4", "t5", "bert")
+NOT_BUILT = {
+    "rwkv": "a greedy trie over bytes",
+    "plamo2": "a lattice over its own table",
+    "whitespace": "words alone",
+    "hybriddna": "pieces of genomes",
+    "none": "no vocabulary at all",
+    "no_vocab": "no vocabulary at all",
+}
+"""Tokenizer models that files may name and that cannot be built here, in a few words."""
 
 TOKENS_MAX = 1 << 22
 """Eight times the largest vocabularies that are in use, and what ids of 32 bits and a row of logits can bear."""
@@ -32,8 +43,42 @@ class TokenType(IntEnum):
 
 
 @dataclass(frozen=True)
+class _Defaults:
+    """What is meant where a file of a tokenizer model does not say (the reference program's own defaults)."""
+
+    bos: int | None = None
+    eos: int | None = None
+    unk: int | None = None
+    add_bos: bool = False
+    add_eos: bool = False
+    space_prefix: bool = False
+
+
+_DEFAULTS = {
+    "gpt2": _Defaults(),
+    "gemma4": _Defaults(add_bos=True),
+    "llama": _Defaults(bos=1, eos=2, unk=0, add_bos=True, space_prefix=True),
+    "t5": _Defaults(eos=1, unk=2, add_eos=True, space_prefix=True),
+    "bert": _Defaults(bos=101, eos=102, unk=100, add_bos=True, add_eos=True, space_prefix=True),
+}
+
+
+@dataclass(frozen=True)
+class TextForms:
+    """How a text is brought into the form that a vocabulary was made on (`t5` and `bert` only).
+
+    `charsmap`: replacements of characters, in SentencePiece's format; empty where there are none.
+    """
+
+    charsmap: bytes = b""
+    merge_spaces: bool = False
+    lowercase: bool = False
+    strip_accents: bool = False
+
+
+@dataclass(frozen=True)
 class Vocabulary:
-    """A checked vocabulary. `tokens[i]` is the text of id i; `types` and (for `llama`) `scores` run parallel to it.
+    """A checked vocabulary. `tokens[i]` is the text of id i; `types` and (`llama`, `t5`) `scores` run parallel to it.
 
     `byte_alphabet`: normal tokens spell bytes in GPT-2's alphabet; otherwise they are text with ▁ for space, and byte
     tokens `<0xXX>` stand in for what has no token.
@@ -53,6 +98,7 @@ class Vocabulary:
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
+    forms: TextForms = TextForms()
 
     @property
     def byte_alphabet(self) -> bool:
@@ -62,20 +108,22 @@ class Vocabulary:
 def read_vocabulary(path: str, metadata: Mapping[str, object]) -> Vocabulary:
     """Raises InvalidModelFile that names the key where a value is missing, of a wrong kind or out of range."""
     keys = _Keys(path, metadata)
-    model = keys.text("tokenizer.ggml.model", "")
-    if model not in MODELS:
-        known = f"supported: {', '.join(MODELS)}"
-        raise keys.error("tokenizer.ggml.model", f"the tokenizer model {model!r} is not supported; {known}")
+    model = _model(keys)
     tokens = keys.strings("tokenizer.ggml.tokens", TOKENS_MAX)
     if not tokens:
         raise keys.error("tokenizer.ggml.tokens", "is missing or empty")
     types = keys.integers("tokenizer.ggml.token_type", len(tokens)) or (TokenType.NORMAL,) * len(tokens)
     scores = keys.numbers("tokenizer.ggml.scores", len(tokens)) or (0.0,) * len(tokens)
+    if not all(map(math.isfinite, scores)):
+        raise keys.error("tokenizer.ggml.scores", "has an entry that is no finite number")
     merges = keys.strings("tokenizer.ggml.merges", MERGES_MAX)
-    if model != "llama" and not merges and len(tokens) > 512:
+    if model in ("gpt2", "gemma4") and not merges and len(tokens) > 512:
         raise keys.error("tokenizer.ggml.merges", "is missing")
     pre = _pre_tokenizer(keys, model)
-    spm = model == "llama"
+    usual = _DEFAULTS[model]
+    bert = model == "bert"
+    bos = keys.token("tokenizer.ggml.bos_token_id", len(tokens), usual.bos)
+    eos = keys.token("tokenizer.ggml.eos_token_id", len(tokens), usual.eos)
     return Vocabulary(
         path=path,
         model=model,
@@ -84,19 +132,46 @@ def read_vocabulary(path: str, metadata: Mapping[str, object]) -> Vocabulary:
         scores=scores,
         merges=merges,
         pre=pre,
-        bos_id=keys.token("tokenizer.ggml.bos_token_id", len(tokens), 1 if spm else None),
-        eos_id=keys.token("tokenizer.ggml.eos_token_id", len(tokens), 2 if spm else None),
-        unk_id=keys.token("tokenizer.ggml.unknown_token_id", len(tokens), 0 if spm else None),
+        # A WordPiece model puts its class mark before a text and its separator after it.
+        bos_id=keys.token("tokenizer.ggml.cls_token_id", len(tokens), bos) if bert else bos,
+        eos_id=keys.token("tokenizer.ggml.seperator_token_id", len(tokens), eos) if bert else eos,
+        unk_id=keys.token("tokenizer.ggml.unknown_token_id", len(tokens), usual.unk),
         extra_end_ids=keys.end_ids(len(tokens)),
         # Gemma 4 files say false, because the template of the family writes <bos>; bare text needs it all the same.
-        add_bos=model == "gemma4" or keys.flag("tokenizer.ggml.add_bos_token", spm or pre.add_bos),
-        add_eos=keys.flag("tokenizer.ggml.add_eos_token", False),
-        add_space_prefix=spm and keys.flag("tokenizer.ggml.add_space_prefix", True),
+        add_bos=model == "gemma4" or keys.flag("tokenizer.ggml.add_bos_token", usual.add_bos or pre.add_bos),
+        add_eos=keys.flag(f"tokenizer.ggml.add_{'sep' if bert else 'eos'}_token", usual.add_eos),
+        add_space_prefix=usual.space_prefix and keys.flag("tokenizer.ggml.add_space_prefix", True),
+        forms=_forms(keys, model),
     )
 
 
+def _model(keys: _Keys) -> str:
+    model = keys.text("tokenizer.ggml.model", "")
+    if model in NOT_BUILT:
+        what = f"the tokenizer model {model!r} ({NOT_BUILT[model]}) cannot be built"
+        raise keys.error("tokenizer.ggml.model", f"{what}; supported: {', '.join(MODELS)}")
+    if model not in MODELS:
+        known = f"supported: {', '.join(MODELS)}"
+        raise keys.error("tokenizer.ggml.model", f"the tokenizer model {model!r} is not supported; {known}")
+    return model
+
+
+def _forms(keys: _Keys, model: str) -> TextForms:
+    if model == "bert":
+        lowercase = keys.flag("tokenizer.ggml.normalizer.lowercase", True)
+        accents = keys.flag("tokenizer.ggml.normalizer.strip_accents", lowercase)
+        return TextForms(lowercase=lowercase, strip_accents=accents)
+    if model != "t5":
+        return TextForms()
+    charsmap = keys.raw_bytes("tokenizer.ggml.precompiled_charsmap", CHARSMAP_BYTES_MAX)
+    flaw = charsmap_flaw(charsmap) if charsmap else None
+    if flaw:
+        raise keys.error("tokenizer.ggml.precompiled_charsmap", flaw)
+    return TextForms(charsmap, merge_spaces=keys.flag("tokenizer.ggml.remove_extra_whitespaces", False))
+
+
 def _pre_tokenizer(keys: _Keys, model: str) -> PreTokenizer:
-    if model == "llama":
+    if model in ("llama", "t5", "bert"):
         return PreTokenizer(())
     if model == "gemma4":
         return PRE_TOKENIZERS["gemma4"]
@@ -162,6 +237,16 @@ class _Keys:
         if set(map(type, values)) - {str}:
             raise self.error(key, "is not a list of texts")
         return cast(tuple[str, ...], values)
+
+    def raw_bytes(self, key: str, most: int) -> bytes:
+        """A list of bytes, stored as unsigned or signed numbers of 8 bits; empty where there is none."""
+        lazy = self._sequence(key)
+        if len(lazy) > most:
+            raise self.error(key, f"has {len(lazy)} entries; {most} are the limit")
+        values = tuple(lazy)
+        if not all(type(value) is int and -128 <= value < 256 for value in values):
+            raise self.error(key, "is not a list of bytes")
+        return bytes(value & 0xFF for value in cast(tuple[int, ...], values))
 
     def numbers(self, key: str, count: int) -> tuple[float, ...]:
         """One number per token, or none at all."""

@@ -61,7 +61,7 @@ def error_of(result: Result) -> HomeserveError:
 
 def _parts(error: HomeserveError) -> tuple[str, ...]:
     if isinstance(error, InvalidModelFile):
-        return (error.path, error.where, error.message.removeprefix(f"{error.path}: {error.where}: "))
+        return (error.path, error.where, error.reason)
     if isinstance(error, UnknownArchitecture):
         return (error.arch, *error.known)
     return ()
