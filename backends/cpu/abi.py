@@ -11,7 +11,7 @@ from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_si
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 OK = 0
 ERRORS = {
@@ -30,8 +30,10 @@ STEP_ROPE_STORE = 6
 STEP_ATTENTION = 7
 STEP_GATE = 8
 STEP_SELECT = 9
+STEP_SOFTCAP = 10
+STEP_ADD_GATED = 11
 
-GATES = {"silu": 0, "gelu_tanh": 1}
+GATES = {"silu": 0, "gelu": 1, "swiglu_oai": 2}
 
 
 class Matrix(Structure):
@@ -62,6 +64,10 @@ class Step(Structure):
         ("interleaved", c_int32),
         ("gate", c_int32),
         ("kv_type", c_int32),
+        ("q_step", c_int32),
+        ("gated", c_int32),
+        ("v_norm", c_int32),
+        ("softcap", c_float),
         ("eps", c_float),
         ("scale", c_float),
         ("src", c_void_p),
@@ -73,6 +79,7 @@ class Step(Structure):
         ("dst_stride", c_int64),
         ("third_stride", c_int64),
         ("weight", c_void_p),
+        ("k_weight", c_void_p),
         ("frequencies", c_void_p),
         ("table", c_void_p),
         ("activation", c_void_p),

@@ -88,7 +88,7 @@ class CpuBackend:
         other, MemoryError with the arithmetic. Nothing refers to `weights` afterwards.
         """
         refuse_missing("cpu", capability.TABLE, ops, weights, kv)
-        capability.refuse_shapes("cpu", ops)
+        capability.refuse_shapes("cpu", ops, kv.type)
         plan = Plan(self.library, ops, weights, kv, limits, self.threads)
         check_kv(plan)
         return CpuProgram(self, plan, progress)

@@ -1,7 +1,7 @@
 """What the CPU backend can do: the only source for dispatch, for `doctor` and for the support matrix.
 
 Its keys are those of `backends.needs`: an op that reads weights has an entry for each weight type, attention one for
-each KV type, the gate one for each kind.
+each KV type and each feature, the gate one for each kind.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ PACKED_TYPES = (
     QuantType.Q6_K,
 )
 MATRIX_TYPES = FLOAT_TYPES + PACKED_TYPES
+KV_TYPES = (*FLOAT_TYPES, QuantType.Q8_0, QuantType.F8)
 
 
 def _entries(op: str, types: Sequence[QuantType], why: str) -> list[Capability]:
@@ -37,14 +38,18 @@ TABLE: tuple[Capability, ...] = (
     *_entries("Linear", MATRIX_TYPES, "no kernel for this type yet"),
     *_entries("Norm", FLOAT_TYPES, "norm weights are floats"),
     *_entries("Bias", FLOAT_TYPES, "biases are floats"),
-    *_entries("RopeStore", FLOAT_TYPES, "the KV pool holds F16, BF16 or F32"),
-    *_entries("Attention", FLOAT_TYPES, "the KV pool holds F16, BF16 or F32"),
+    *_entries("RopeStore", KV_TYPES, "the KV pool holds F16, BF16, F32, Q8_0 or F8"),
+    Capability("RopeStore", "shared rows", True),
+    *_entries("HeadNorm", FLOAT_TYPES, "norm weights are floats"),
+    Capability("HeadNorm", "none", True),
+    *_entries("Attention", KV_TYPES, "the KV pool holds F16, BF16, F32, Q8_0 or F8"),
+    *(Capability("Attention", feature, True) for feature in ("softcap", "sinks", "gated")),
     *(Capability("GatedActivation", kind, True) for kind in abi.GATES),
-    Capability("SelectRows", "F32", True),
+    *(Capability(op, "F32", True) for op in ("AddGated", "Softcap", "SelectRows")),
 )
 
 
-def refuse_shapes(backend: str, ops: Sequence[Op]) -> None:
+def refuse_shapes(backend: str, ops: Sequence[Op], kv: QuantType) -> None:
     """Raise Unsupported with every head shape that the attention kernel cannot serve, each once."""
     missing: dict[Capability, None] = {}
     for op in ops:
@@ -53,6 +58,9 @@ def refuse_shapes(backend: str, ops: Sequence[Op]) -> None:
         name = type(op).__name__
         if op.head_dim > MAX_HEAD_DIM:
             missing[Capability(name, f"head_dim {op.head_dim}", False, f"at most {MAX_HEAD_DIM}")] = None
+        if op.head_dim % kv.block_len:
+            why = f"{kv.name} rows are blocks of {kv.block_len}"
+            missing[Capability(name, f"head_dim {op.head_dim}", False, why)] = None
         if op.heads % op.kv_heads:
             missing[Capability(name, f"{op.heads} heads", False, f"no multiple of {op.kv_heads} KV heads")] = None
     if missing:

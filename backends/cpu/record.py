@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from backends.base import (
     PAGE_LEN,
+    AddGated,
     Attention,
     Buffer,
     EmbedRows,
@@ -30,12 +31,14 @@ from backends.base import (
     Rope,
     RopeStore,
     SelectRows,
+    Softcap,
     TensorView,
     Weight,
 )
 from backends.cpu import abi
 from backends.cpu.capability import PACKED_TYPES
 from backends.cpu.memory import Arena
+from backends.quant import QuantType
 
 FLOAT_BYTES = 4
 DOUBLE_BYTES = 8
@@ -149,9 +152,13 @@ class Plan:
         return max(floats, default=0) * FLOAT_BYTES
 
     def kv_layer_bytes(self, layer: int) -> tuple[int, int]:
-        """Bytes of one layer's K and V. V rows are padded to 16 dims."""
+        """Bytes of one layer's K and V. V rows are padded to 16 dims; Q8_0 has none to pad (`capability`)."""
         shape = self.kv.layers[layer]
-        each = self.kv.slots * shape.kv_heads * self.kv.type.block_bytes
+        rows = self.kv.slots * shape.kv_heads
+        if self.kv.type is QuantType.Q8_0:
+            each = rows * self.kv.type.row_bytes(shape.head_dim)
+            return each, each
+        each = rows * self.kv.type.block_bytes
         return each * shape.head_dim, each * padded(shape.head_dim)
 
 
@@ -189,6 +196,10 @@ class Recorder:
                     self._attention(index, op, scope)
                 case GatedActivation():
                     self._gate(index, op, scope)
+                case AddGated():
+                    self._add_gated(op, scope)
+                case Softcap():
+                    self._softcap(op, scope)
                 case SelectRows():
                     self._select(op)
         return (abi.Step * len(self._steps))(*self._steps), self._parts
@@ -266,6 +277,11 @@ class Recorder:
             rope_pairs=len(rope.frequencies) if rope is not None else 0,
             interleaved=int(rope is not None and rope.interleaved),
             kv_type=self._plan.kv.type.gguf_id,
+            q_step=_q_step(op),
+            v_norm=int(op.v_norm),
+            eps=op.norm_eps,
+            weight=self._vector(op.q_norm) if op.q_norm is not None else None,
+            k_weight=self._vector(op.k_norm) if op.k_norm is not None else None,
             table=table,
             k_pool=k_pool,
             v_pool=v_pool,
@@ -286,6 +302,10 @@ class Recorder:
             window=op.window,
             scale=op.scale,
             kv_type=self._plan.kv.type.gguf_id,
+            q_step=_q_step(op),
+            gated=int(op.gated),
+            softcap=op.softcap,
+            weight=self._vector(op.sinks) if op.sinks is not None else None,
             k_pool=k_pool,
             v_pool=v_pool,
             partials=self._plan.workspace.address(self._plan.partials),
@@ -305,6 +325,19 @@ class Recorder:
             **self._at("add", op.up),
             **self._at("dst", op.out),
         )
+
+    def _add_gated(self, op: AddGated, scope: int) -> None:
+        self._emit(
+            abi.STEP_ADD_GATED,
+            scope,
+            width=op.into.width,
+            **self._at("src", op.src),
+            **self._at("add", op.gate),
+            **self._at("dst", op.into),
+        )
+
+    def _softcap(self, op: Softcap, scope: int) -> None:
+        self._emit(abi.STEP_SOFTCAP, scope, width=op.src.width, scale=op.cap, **self._at("src", op.src))
 
     def _select(self, op: SelectRows) -> None:
         self._emit(
@@ -401,6 +434,10 @@ def _buffers_of(op: Op, scope: int) -> Iterator[tuple[Buffer, int]]:
             yield from ((buffer, scope) for buffer in (q, out))
         case GatedActivation(gate=gate, up=up, out=out):
             yield from ((buffer, scope) for buffer in (gate, up, out))
+        case AddGated(src=src, into=into, gate=gate_or_none):
+            yield from ((buffer, scope) for buffer in (src, into, gate_or_none) if buffer is not None)
+        case Softcap(src=src):
+            yield src, scope
         case SelectRows(src=src, out=out, add=add):
             yield from ((buffer, 0) for buffer in (src, add) if buffer is not None)
             yield out, 1
@@ -417,10 +454,20 @@ def _weights_of(op: Op) -> Iterator[tuple[Weight, str]]:
                     yield part.bias, VECTOR
         case Norm(weight=weight):
             yield weight, VECTOR
+        case RopeStore(q_norm=q_norm, k_norm=k_norm):
+            yield from ((norm, VECTOR) for norm in (q_norm, k_norm) if norm is not None)
+        case Attention(sinks=sinks):
+            if sinks is not None:
+                yield sinks, VECTOR
+
+
+def _q_step(op: RopeStore | Attention) -> int:
+    """Floats from one head of q to the next."""
+    return op.q_step or op.head_dim
 
 
 def check_kv(plan: Plan) -> None:
-    """Raise ValueError where the pool does not fit the ops that use it."""
+    """Raise ValueError where the pool, or a buffer, does not fit the ops that use it."""
     if plan.kv.slots % PAGE_LEN:
         raise ValueError(f"{plan.kv.slots} slots are no whole number of pages of {PAGE_LEN}")
     for op in plan.ops:
@@ -434,3 +481,23 @@ def check_kv(plan: Plan) -> None:
                 f"layer {op.layer} of the pool holds {shape.kv_heads} heads of {shape.head_dim}, "
                 f"{type(op).__name__} wants {op.kv_heads} of {op.head_dim}"
             )
+        for what, found, wanted in _widths(op):
+            if found != wanted:
+                raise ValueError(f"{type(op).__name__} of layer {op.layer}: {what} is {found} wide, not {wanted}")
+
+
+def _widths(op: RopeStore | Attention) -> Iterator[tuple[str, int, int]]:
+    """(what, its width, the width it must have) for everything that the kernels walk by head."""
+    step, dims = _q_step(op), op.head_dim
+    yield "q", op.q.width, op.heads * step
+    least = 2 * dims if isinstance(op, Attention) and op.gated else dims
+    yield "a head of q", step, max(step, least)
+    if isinstance(op, Attention):
+        yield "out", op.out.width, op.heads * dims
+        vectors = [("sinks", op.sinks, op.heads)]
+    else:
+        yield from ((name, b.width, op.kv_heads * dims) for name, b in (("k", op.k), ("v", op.v)) if b is not None)
+        vectors = [("q_norm", op.q_norm, dims), ("k_norm", op.k_norm, dims)]
+        if (op.k is None) != (op.v is None):
+            raise ValueError(f"RopeStore of layer {op.layer} has one of k and v")
+    yield from ((name, weight.rows * weight.cols, wanted) for name, weight, wanted in vectors if weight is not None)

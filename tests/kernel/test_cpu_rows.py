@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from backends.base import (
+    AddGated,
     Batch,
     Buffer,
     Capability,
@@ -20,10 +21,12 @@ from backends.base import (
     Op,
     RopeStore,
     SelectRows,
+    Softcap,
     TensorView,
     Unsupported,
     Weight,
 )
+from backends.cpu import abi
 from backends.quant import QuantType
 
 WIDTHS = (1, 16, 50, 576, 1000)
@@ -49,19 +52,76 @@ def test_norm_and_residual(level: str, width: int) -> None:
     rig.close_to(got, want, np.abs(want) + 1e-3, 2e-6)
 
 
-@pytest.mark.parametrize("kind", ("silu", "gelu_tanh"))
-def test_gate(level: str, kind: str) -> None:
-    gate = np.linspace(-120, 120, 9 * 520).reshape(9, 520).astype(np.float32)
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 0.5 * (1 + np.tanh(x / 2))
+
+
+def activated(kind: str, g: np.ndarray, u: np.ndarray) -> np.ndarray:
+    match kind:
+        case "silu":
+            return g * sigmoid(g) * u
+        case "gelu":
+            return 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3))) * u
+        case _:
+            held = np.minimum(g, 7)
+            return held * sigmoid(1.702 * held) * (np.clip(u, -7, 7) + 1)
+
+
+@pytest.mark.parametrize("kind", abi.GATES)
+@pytest.mark.parametrize("width", (1, 40, 520))
+def test_gate(level: str, kind: str, width: int) -> None:
+    gate = np.linspace(-120, 120, 9 * width).reshape(9, width).astype(np.float32)
     gate[0] *= 0.01
-    up = np.random.default_rng(1).standard_normal((9, 520)).astype(np.float32)
+    up = (np.random.default_rng(1).standard_normal((9, width)) * 5).astype(np.float32)
     (feed_g, table_g, bg), (feed_u, table_u, bu) = rig.feed("g", gate), rig.feed("u", up)
     program = rig.bind(rig.backend(level), [feed_g, feed_u, GatedActivation(bg, bu, bg, kind)], [table_g, table_u])
     got = program.run(rig.plain_batch(9)).copy()
     program.close()
-    g = gate.astype(np.float64)
-    z = g if kind == "silu" else 2 * np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)
-    want = g * 0.5 * (1 + np.tanh(z / 2)) * up
-    rig.close_to(got, want, np.abs(want) + np.abs(up) * 1e-2, 1e-6)
+    want = activated(kind, gate.astype(np.float64), up.astype(np.float64))
+    rig.close_to(got, want, np.abs(want) + (np.abs(up) + 1) * 1e-2, 1e-6)
+
+
+@pytest.mark.parametrize("kind", abi.GATES)
+def test_what_is_no_number_comes_out_of_a_gate(level: str, kind: str) -> None:
+    gate, up = np.ones((2, 3, 16), np.float32)
+    gate[0, 3] = up[1, 4] = np.nan
+    (feed_g, table_g, bg), (feed_u, table_u, bu) = rig.feed("g", gate), rig.feed("u", up)
+    program = rig.bind(rig.backend(level), [feed_g, feed_u, GatedActivation(bg, bu, bg, kind)], [table_g, table_u])
+    got = program.run(rig.plain_batch(3)).copy()
+    program.close()
+    assert {tuple(at) for at in np.argwhere(np.isnan(got)).tolist()} == {(0, 3), (1, 4)}
+
+
+@pytest.mark.parametrize("width", (1, 50, 1040))
+def test_softcap(level: str, width: int) -> None:
+    random = np.random.default_rng(width)
+    x = (random.standard_normal((7, width)) * 10.0 ** random.uniform(-6, 5, (7, 1))).astype(np.float32)
+    x[0, 0] = np.nan
+    feed, table, buffer = rig.feed("x", x)
+    program = rig.bind(rig.backend(level), [feed, Softcap(buffer, 30.0)], [table])
+    got = program.run(rig.plain_batch(7)).copy()
+    program.close()
+    assert np.isnan(got[0, 0])
+    got[0, 0] = x[0, 0] = 0.0
+    want = 30.0 * np.tanh(x.astype(np.float64) / 30.0)
+    rig.close_to(got, want, np.abs(want), 1e-6)
+    assert np.abs(got).max() <= 30.0
+
+
+@pytest.mark.parametrize("gated", (True, False))
+@pytest.mark.parametrize("width", (1, 50, 1040))
+def test_add_gated(level: str, width: int, gated: bool) -> None:
+    random = np.random.default_rng(width)
+    x, into = (random.standard_normal((7, width)).astype(np.float32) for _ in range(2))
+    gate = np.array([[-100], [-5], [-0.1], [0], [0.1], [5], [100]], np.float32)
+    feeds = [rig.feed(name, values) for name, values in (("x", x), ("into", into), ("gate", gate))]
+    (_, _, bx), (_, _, binto), (_, _, bgate) = feeds
+    ops: list[Op] = [*(feed for feed, _, _ in feeds), AddGated(bx, binto, bgate if gated else None)]
+    program = rig.bind(rig.backend(level), ops, [table for _, table, _ in feeds])
+    got = program.run(rig.plain_batch(7)).copy()
+    program.close()
+    factor = sigmoid(gate.astype(np.float64)) if gated else 1.0
+    rig.close_to(got, into + factor * x.astype(np.float64), np.abs(into) + np.abs(x), 4e-7)
 
 
 def test_half_precision_vectors_are_norm_weights_too(level: str) -> None:

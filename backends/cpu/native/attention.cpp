@@ -9,6 +9,8 @@
 // A work item is a tile (up to TILE_ROWS consecutive rows of one sequence) times a kv head: all its queries (rows times
 // the heads of the group) share the loads of K and V, MAX_QUERIES at a time. Keys that a query must not see are masked
 // in the scores by lane and left out of the sum over V, never multiplied by zero: an unwritten slot may hold anything.
+//
+// Sinks are one more logit of a head, without a value: they join a query's sum once, after its last partition.
 #include <cmath>
 
 #include "kernels.h"
@@ -21,7 +23,6 @@ namespace {
 constexpr int PARTITION = 256;
 constexpr int PAGES = PARTITION / GROUP;
 constexpr int TILE_ROWS = 8;   // consecutive rows of one sequence that share their loads of K and V
-constexpr int MAX_DIMS = 512;
 constexpr float NEGATIVE_INFINITY = -INFINITY;
 
 int least(int a, int b) { return a < b ? a : b; }
@@ -58,15 +59,38 @@ struct Layer {
     int kv_head, wide;
 
     template <class Kv> const typename Kv::Elem *keys(int page) const {
-        return reinterpret_cast<const typename Kv::Elem *>(step.k_pool) + block(page) * static_cast<size_t>(step.head_dim) * GROUP;
+        return reinterpret_cast<const typename Kv::Elem *>(step.k_pool) + block(page) * Kv::k_elems(step.head_dim);
     }
     template <class Kv> const typename Kv::Elem *values(int page) const {
-        return reinterpret_cast<const typename Kv::Elem *>(step.v_pool) + block(page) * static_cast<size_t>(wide) * GROUP;
+        return reinterpret_cast<const typename Kv::Elem *>(step.v_pool) + block(page) * Kv::v_elems(step.head_dim);
     }
     size_t block(int page) const {
         return static_cast<size_t>(table[page]) * static_cast<size_t>(step.kv_heads) + static_cast<size_t>(kv_head);
     }
 };
+
+// scores[q] = queries[q] . K, for the 16 positions of a page.
+template <class Kv, int Q> HS_INLINE void page_scores(const typename Kv::Elem *k, int dims, const float *queries, int stride, vf *s) {
+    HS_UNROLL
+    for (int q = 0; q < Q; q++) s[q] = set1(0.0f);
+    for (int d = 0; d < dims; d++) {
+        const vf key = Kv::get(k + GROUP * d);
+        HS_UNROLL
+        for (int q = 0; q < Q; q++) s[q] = fma(key, set1(queries[stride * q + d]), s[q]);
+    }
+}
+
+template <class Kv, int Q> HS_INLINE void block_scores(const typename Kv::Elem *k, int dims, const float *queries, int stride, vf *s) {
+    HS_UNROLL
+    for (int q = 0; q < Q; q++) s[q] = set1(0.0f);
+    for (int d = 0; d < dims; d += KV_BLOCK, k += Kv::K_BLOCK_BYTES) {
+        vf part[Q];
+        page_scores<Kv, Q>(k + Kv::SCALES, KV_BLOCK, queries + d, stride, part);
+        const vf scale = Kv::scales(k);
+        HS_UNROLL
+        for (int q = 0; q < Q; q++) s[q] = fma(part[q], scale, s[q]);
+    }
+}
 
 // out[q] += Σ_j weights[q][j] V[j] for positions [first, last), C vectors of 16 dims at once.
 template <class Kv, int Q, int C>
@@ -80,6 +104,7 @@ void add_values(const Layer &layer, float *const *out, const float *const *weigh
     for (int j = first; j < last;) {
         const int page = j / GROUP, end = least(last, (page + 1) * GROUP);
         const typename Kv::Elem *v = layer.values<Kv>(page) + static_cast<size_t>(j % GROUP) * static_cast<size_t>(layer.wide) + dim;
+        if constexpr (Kv::BLOCKS) v += Kv::v_head(layer.step.head_dim);
         for (; j < end; j++, v += layer.wide) {
             vf value[C];
             HS_UNROLL
@@ -99,9 +124,31 @@ void add_values(const Layer &layer, float *const *out, const float *const *weigh
     }
 }
 
+// The same where 32 dims share a scale: the scales of a block are multiplied into the weights first.
+template <class Kv, int Q>
+void add_block_values(const Layer &layer, float *const *out, const float *const *weights, int origin, int first, int last) {
+    constexpr int C = Q <= 2 ? 2 : 1;
+    alignas(64) float scaled[Q][PARTITION];
+    const float *rows[Q];
+    for (int q = 0; q < Q; q++) rows[q] = scaled[q];
+    for (int dim = 0; dim < layer.wide; dim += KV_BLOCK) {
+        for (int page = first / GROUP; page * GROUP < last; page++) {
+            const vf scale = Kv::scales(layer.values<Kv>(page) + static_cast<size_t>(dim / KV_BLOCK) * Kv::SCALES);
+            const int at = page * GROUP - origin;
+            HS_UNROLL
+            for (int q = 0; q < Q; q++) store(scaled[q] + at, mul(load(weights[q] + at), scale));
+        }
+        for (int c = 0; c < KV_BLOCK; c += 16 * C) add_values<Kv, Q, C>(layer, out, rows, origin, first, last, dim + c);
+    }
+}
+
 template <class Kv, int Q>
 void add_all_values(const Layer &layer, float *const *out, const float *const *weights, int origin, int first, int last) {
     if (first >= last) return;
+    if constexpr (Kv::BLOCKS) {
+        add_block_values<Kv, Q>(layer, out, weights, origin, first, last);
+        return;
+    }
     constexpr int C = Q == 1 ? 4 : Q == 2 ? 2 : 1;
     int dim = 0;
     for (; dim + 16 * C <= layer.wide; dim += 16 * C) add_values<Kv, Q, C>(layer, out, weights, origin, first, last, dim);
@@ -114,6 +161,7 @@ void one_partition(const Layer &layer, int partition, const float *queries, int 
                    float *const *outs) {
     alignas(64) float scores[Q][PARTITION];
     const int origin = partition * PARTITION, dims = layer.step.head_dim;
+    const float cap = layer.step.softcap;
     int first[Q], last[Q], low = origin + PARTITION, high = origin, common_low = origin, common_high = origin + PARTITION;
     for (int q = 0; q < Q; q++) {
         first[q] = least(most(info[q].first, origin), origin + PARTITION);
@@ -127,18 +175,16 @@ void one_partition(const Layer &layer, int partition, const float *queries, int 
     vf top[Q], total[Q];
     for (int q = 0; q < Q; q++) top[q] = set1(NEGATIVE_INFINITY), total[q] = set1(0.0f);
     for (int page = first_page; page < last_page; page++) {
-        const typename Kv::Elem *k = layer.keys<Kv>(page);
         vf s[Q];
-        HS_UNROLL
-        for (int q = 0; q < Q; q++) s[q] = set1(0.0f);
-        for (int d = 0; d < dims; d++) {
-            const vf key = Kv::get(k + GROUP * d);
-            HS_UNROLL
-            for (int q = 0; q < Q; q++) s[q] = fma(key, set1(queries[stride * q + d]), s[q]);
-        }
+        if constexpr (Kv::BLOCKS)
+            block_scores<Kv, Q>(layer.keys<Kv>(page), dims, queries, stride, s);
+        else
+            page_scores<Kv, Q>(layer.keys<Kv>(page), dims, queries, stride, s);
         const int at = page * GROUP;
         HS_UNROLL
         for (int q = 0; q < Q; q++) {
+            if constexpr (Kv::FACTOR != 1.0f) s[q] = mul(s[q], set1(Kv::FACTOR));
+            if (cap > 0.0f) s[q] = mul(tanh_v(div(s[q], set1(cap))), set1(cap));
             if (first[q] > at || last[q] < at + GROUP) s[q] = keep_lanes(s[q], first[q] - at, last[q] - at, NEGATIVE_INFINITY);
             top[q] = max_v(top[q], s[q]);
             store(scores[q] + (at - origin), s[q]);
@@ -154,7 +200,7 @@ void one_partition(const Layer &layer, int partition, const float *queries, int 
             float *p = scores[q] + (page * GROUP - origin);
             const vf e = exp_v(sub(load(p), shift));
             total[q] = add(total[q], e);
-            store(p, e);
+            store(p, Kv::FACTOR == 1.0f ? e : mul(e, set1(Kv::FACTOR)));
         }
         sums[q] = lane_sum(total[q]);
     }
@@ -191,6 +237,8 @@ template <class Kv> PartitionFunction partition_function(int queries) {
 PartitionFunction partition_function(int kv_type, int queries) {
     if (kv_type == HS_F16) return partition_function<KvF16>(queries);
     if (kv_type == HS_BF16) return partition_function<KvBF16>(queries);
+    if (kv_type == HS_Q8_0) return partition_function<KvQ8>(queries);
+    if (kv_type == HS_F8) return partition_function<KvF8>(queries);
     return partition_function<KvF32>(queries);
 }
 
@@ -205,7 +253,7 @@ struct Item {
         const int row = first_row + index / group(), head = kv_head * group() + index % group();
         const int position = batch.positions[row];
         const int first = step.window > 0 ? most(0, position - step.window + 1) : 0;
-        return {step.src + step.src_stride * row + static_cast<int64_t>(head) * step.head_dim, row, head, first, position + 1, false, 0.0f, 0.0f};
+        return {step.src + step.src_stride * row + static_cast<int64_t>(head) * step.q_step, row, head, first, position + 1, false, 0.0f, 0.0f};
     }
     Layer layer() const {
         const int32_t *table = batch.tables + static_cast<int64_t>(batch.row_lanes[first_row]) * batch.lane_pages;
@@ -215,18 +263,42 @@ struct Item {
     int last_partition() const { return batch.positions[first_row + rows - 1] / PARTITION; }
 };
 
+// What a query's output is multiplied by: one over the sum of its exponentials, that of the head's sink among them.
+float normaliser(const hs_step &step, const Query &query) {
+    if (!step.weight) return 1.0f / query.sum;
+    const float sink = step.weight[query.head], top = query.max > sink ? query.max : sink;
+    alignas(64) float scales[16] = {query.max - top, sink - top};
+    store(scales, exp_v(load(scales)));
+    return scales[0] / (query.sum * scales[0] + scales[1]);
+}
+
+// The first `count` (at most 16) of the floats at `p`, the rest zeros.
+vf load_some(const float *p, int count) {
+    if (count >= 16) return load(p);
+    alignas(64) float some[16] = {};
+    std::memcpy(some, p, sizeof(float) * static_cast<size_t>(count));
+    return load(some);
+}
+
+void store_some(float *p, vf x, int count) {
+    if (count >= 16) {
+        store(p, x);
+        return;
+    }
+    alignas(64) float some[16];
+    store(some, x);
+    std::memcpy(p, some, sizeof(float) * static_cast<size_t>(count));
+}
+
 void finish(const hs_step &step, const Query &query, const float *out) {
     float *dst = step.dst + step.dst_stride * query.row + static_cast<int64_t>(query.head) * step.head_dim;
-    const vf scale = set1(1.0f / query.sum);
-    alignas(64) float last[16];
+    const float *gate = step.gated ? query.source + step.head_dim : nullptr;
+    const vf scale = set1(normaliser(step, query));
     for (int c = 0; c < step.head_dim; c += 16) {
-        const vf x = mul(load(out + c), scale);
-        if (step.head_dim - c >= 16) {
-            store(dst + c, x);
-        } else {
-            store(last, x);
-            std::memcpy(dst + c, last, sizeof(float) * static_cast<size_t>(step.head_dim - c));
-        }
+        const int count = step.head_dim - c;
+        vf x = mul(load(out + c), scale);
+        if (gate) x = mul(x, sigmoid_v(load_some(gate + c, count)));
+        store_some(dst + c, x, count);
     }
     if (step.activation) {
         ActBlock *blocks = reinterpret_cast<ActBlock *>(step.activation) + static_cast<int64_t>(query.row) * (step.width / 32);
@@ -236,9 +308,9 @@ void finish(const hs_step &step, const Query &query, const float *out) {
 }
 
 struct Scratch {
-    alignas(64) float scaled[MAX_QUERIES][MAX_DIMS];
-    alignas(64) float part[MAX_QUERIES][MAX_DIMS];
-    alignas(64) float out[MAX_QUERIES][MAX_DIMS];
+    alignas(64) float scaled[MAX_QUERIES][MAX_HEAD_DIM];
+    alignas(64) float part[MAX_QUERIES][MAX_HEAD_DIM];
+    alignas(64) float out[MAX_QUERIES][MAX_HEAD_DIM];
 };
 
 int take_queries(const Item &item, int from, Query *info, Scratch &scratch) {
@@ -257,7 +329,7 @@ void compute_partition(const Item &item, const Layer &layer, int partition, cons
         outs[q] = scratch.part[q];
         std::memset(outs[q], 0, sizeof(float) * static_cast<size_t>(layer.wide));
     }
-    partition_function(item.step.kv_type, count)(layer, partition, scratch.scaled[0], MAX_DIMS, info, maxima, sums, outs);
+    partition_function(item.step.kv_type, count)(layer, partition, scratch.scaled[0], MAX_HEAD_DIM, info, maxima, sums, outs);
 }
 
 bool sees(const Query &query, int partition) {
@@ -307,7 +379,7 @@ void run_part(const Item &item, int item_index, int partition, int partitions) {
 }
 
 void merge_parts(const Item &item, int item_index, int partitions) {
-    alignas(64) float out[MAX_DIMS];
+    alignas(64) float out[MAX_HEAD_DIM];
     for (int index = 0; index < item.query_count(); index++) {
         Query query = item.query(index);
         for (int p = item.first_partition(); p <= item.last_partition(); p++) {

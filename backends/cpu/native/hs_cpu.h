@@ -21,17 +21,17 @@
 extern "C" {
 #endif
 
-#define HS_ABI_VERSION 2
+#define HS_ABI_VERSION 3
 
 enum { HS_OK = 0, HS_E_TYPE = -1, HS_E_SHAPE = -2, HS_E_BATCH = -3, HS_E_THREAD = -4 };
 
 /* Bits of hs_host_levels(): the levels whose code this CPU (and its operating system) can run. */
 enum { HS_LEVEL_BASELINE = 1, HS_LEVEL_AVX2 = 2, HS_LEVEL_AVX512 = 4, HS_LEVEL_AVX512VNNI = 8 };
 
-/* Weight types carry their GGUF ids; KV types too (F32, F16, BF16). */
+/* Weight types carry their GGUF ids; KV types too (F32, F16, BF16, Q8_0). F8 (e4m3) is a KV type that GGUF has not. */
 enum {
     HS_F32 = 0, HS_F16 = 1, HS_Q4_0 = 2, HS_Q4_1 = 3, HS_Q5_0 = 6, HS_Q5_1 = 7, HS_Q8_0 = 8,
-    HS_Q4_K = 12, HS_Q5_K = 13, HS_Q6_K = 14, HS_BF16 = 30
+    HS_Q4_K = 12, HS_Q5_K = 13, HS_Q6_K = 14, HS_BF16 = 30, HS_F8 = 1000
 };
 
 /* A weight matrix [rows, cols], 16 rows interleaved, 64-byte aligned. */
@@ -57,13 +57,15 @@ enum {
     HS_STEP_NORM = 3,       /* src += add; dst = rms_norm(src) * weight */
     HS_STEP_QUANTISE = 4,   /* activation = int16 of src */
     HS_STEP_LINEAR = 5,     /* all parts, from activation (packed types) or src (float types) */
-    HS_STEP_ROPE_STORE = 6, /* rotate q and k in place, store k and v */
+    HS_STEP_ROPE_STORE = 6, /* normalise and rotate q and k in place, store k and v; without add (k): q alone */
     HS_STEP_ATTENTION = 7,
     HS_STEP_GATE = 8,       /* dst = act(src) * add */
-    HS_STEP_SELECT = 9      /* dst[i] = src[logit_rows[i]] + add[logit_rows[i]] */
+    HS_STEP_SELECT = 9,     /* dst[i] = src[logit_rows[i]] + add[logit_rows[i]] */
+    HS_STEP_SOFTCAP = 10,   /* src = scale * tanh(src / scale) */
+    HS_STEP_ADD_GATED = 11  /* dst += sigmoid(add[r][0]) * src; without add: dst += src */
 };
 
-enum { HS_GATE_SILU = 0, HS_GATE_GELU_TANH = 1 };
+enum { HS_GATE_SILU = 0, HS_GATE_GELU = 1, HS_GATE_SWIGLU_OAI = 2 };
 
 /* One recorded op. Fields that a kind does not use are zero. Strides are in floats. */
 typedef struct hs_step {
@@ -79,8 +81,12 @@ typedef struct hs_step {
     int32_t interleaved; /* rope pairs (2i, 2i+1) instead of (i, i + pairs) */
     int32_t gate;
     int32_t kv_type;
+    int32_t q_step; /* floats from one head of q to the next */
+    int32_t gated;  /* attention: head_dim values behind each head of q are its gate */
+    int32_t v_norm; /* HS_STEP_ROPE_STORE: v is normalised, without weights */
+    float softcap;  /* of attention scores; 0: none */
     float eps;
-    float scale; /* embedding scale, attention scale, rope magnitude */
+    float scale; /* embedding scale, attention scale, rope magnitude, cap */
     float *src;
     float *add;
     float *dst;
@@ -89,7 +95,8 @@ typedef struct hs_step {
     int64_t add_stride;
     int64_t dst_stride;
     int64_t third_stride;
-    const float *weight;       /* norm weight */
+    const float *weight;       /* norm weight; of q's heads; attention: sinks [heads]. Null: none */
+    const float *k_weight;     /* norm weight of k's heads, or null */
     const double *frequencies; /* of the rope table, [pairs] */
     float *table;              /* rope table [rows, 2 * pairs] */
     uint8_t *activation; /* where the int16 of dst (or of src) goes, or comes from; null: not wanted */

@@ -11,6 +11,8 @@
 
 namespace hs {
 
+constexpr int MAX_HEAD_DIM = 512;   // of attention; capability.py refuses what is larger
+
 // One run of a program, as its steps see it.
 struct Run {
     const hs_program &program;
@@ -36,7 +38,7 @@ void linear_chunk(const Run &run, const hs_step &step, int chunk);
 
 // rowops.cpp
 int row_chunks(const Run &run, const hs_step &step);      // steps that take whole rows
-int column_chunks(const Run &run, const hs_step &step);   // steps that may cut a row: gate, quantise
+int column_chunks(const Run &run, const hs_step &step);   // steps that may cut a row: gate, quantise, softcap, add
 void rope_table_chunk(const Run &run, const hs_step &step, int chunk);
 void embed_chunk(const Run &run, const hs_step &step, int chunk);
 void norm_chunk(const Run &run, const hs_step &step, int chunk);
@@ -44,6 +46,8 @@ void rope_store_chunk(const Run &run, const hs_step &step, int chunk);
 void select_chunk(const Run &run, const hs_step &step, int chunk);
 void quantise_chunk(const Run &run, const hs_step &step, int chunk);
 void gate_chunk(const Run &run, const hs_step &step, int chunk);
+void softcap_chunk(const Run &run, const hs_step &step, int chunk);
+void add_gated_chunk(const Run &run, const hs_step &step, int chunk);
 
 // attention.cpp: two stages, of which the second has chunks only where the first was split by partition
 void cut_tiles(Run &run);

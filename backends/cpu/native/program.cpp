@@ -51,9 +51,11 @@ constexpr Kind STAGES[][2] = {
     {{attention_chunks, attention_chunk}, {merge_chunks, merge_chunk}},
     {{column_chunks, gate_chunk}, NONE},
     {{row_chunks, select_chunk}, NONE},
+    {{column_chunks, softcap_chunk}, NONE},
+    {{column_chunks, add_gated_chunk}, NONE},
 };
 constexpr int KINDS = sizeof STAGES / sizeof STAGES[0];
-static_assert(KINDS == HS_STEP_SELECT + 1, "a row for each HS_STEP");
+static_assert(KINDS == HS_STEP_ADD_GATED + 1, "a row for each HS_STEP");
 
 class Walk final : public Job {
   public:

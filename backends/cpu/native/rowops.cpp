@@ -1,4 +1,5 @@
-// The ops that work on rows one at a time: embedding, norm, rope and KV store, gate, selection, quantisation.
+// The ops that work on rows one at a time: embedding, norm, head norms with rope and KV store, gates, soft cap, selection,
+// quantisation.
 //
 // Rows of every buffer are padded to 16 floats and may be read and written to the end of the padding.
 #include <cmath>
@@ -45,32 +46,110 @@ void rotate_head(float *x, const float *table, int pairs, bool interleaved) {
     }
 }
 
-template <class Kv> void store_row(const hs_step &step, const float *k, const float *v, int slot) {
-    using Elem = typename Kv::Elem;
-    const int page = slot / GROUP, lane = slot % GROUP, dims = step.head_dim, wide = padded(dims);
+// x / sqrt(mean(x^2) + eps) * weight over one head, without weights where there are none. `to` may be `from`.
+void norm_head(const float *from, float *to, int dims, float eps, const float *weight) {
+    alignas(64) float some[16];
+    vf squares = set1(0.0f);
+    int c = 0;
+    for (; c + 16 <= dims; c += 16) squares = fma(load(from + c), load(from + c), squares);
+    const int rest = dims - c;
+    if (rest) {
+        for (int i = 0; i < 16; i++) some[i] = i < rest ? from[c + i] : 0.0f;
+        squares = fma(load(some), load(some), squares);
+    }
+    const float factor = 1.0f / std::sqrt(lane_sum(squares) / static_cast<float>(dims) + eps);
+    const vf scale = set1(factor);
+    for (c = 0; c + 16 <= dims; c += 16) {
+        const vf x = mul(load(from + c), scale);
+        store(to + c, weight ? mul(x, load(weight + c)) : x);
+    }
+    for (; c < dims; c++) to[c] = from[c] * factor * (weight ? weight[c] : 1.0f);
+}
+
+// One row's K and V of one kv head, at `lane` of a page's blocks kp and vp.
+template <class Kv> void store_head(const hs_step &step, const float *k, const float *v, typename Kv::Elem *kp, typename Kv::Elem *vp, int lane) {
+    const int dims = step.head_dim;
     alignas(64) float last[16];
-    for (int h = 0; h < step.kv_heads; h++) {
-        const size_t block = static_cast<size_t>(page) * static_cast<size_t>(step.kv_heads) + static_cast<size_t>(h);
-        Elem *kp = reinterpret_cast<Elem *>(step.k_pool) + block * static_cast<size_t>(dims) * GROUP + lane;
-        Elem *vp = reinterpret_cast<Elem *>(step.v_pool) + (block * GROUP + static_cast<size_t>(lane)) * static_cast<size_t>(wide);
-        const float *kh = k + h * dims, *vh = v + h * dims;
-        alignas(64) Elem column[16];
-        for (int c = 0; c < dims; c += 16) {
-            const int count = dims - c < 16 ? dims - c : 16;
-            for (int i = 0; i < 16; i++) last[i] = i < count ? kh[c + i] : 0.0f;
-            Kv::put(column, load(last));
-            for (int i = 0; i < count; i++) kp[static_cast<size_t>(c + i) * GROUP] = column[i];
-            for (int i = 0; i < 16; i++) last[i] = i < count ? vh[c + i] : 0.0f;
-            Kv::put(vp + c, load(last));
-        }
+    alignas(64) typename Kv::Elem column[16];
+    vp += static_cast<size_t>(lane) * static_cast<size_t>(padded(dims));
+    for (int c = 0; c < dims; c += 16) {
+        const int count = dims - c < 16 ? dims - c : 16;
+        for (int i = 0; i < 16; i++) last[i] = i < count ? k[c + i] : 0.0f;
+        Kv::put(column, load(last));
+        for (int i = 0; i < count; i++) kp[static_cast<size_t>(c + i) * GROUP + static_cast<size_t>(lane)] = column[i];
+        for (int i = 0; i < 16; i++) last[i] = i < count ? v[c + i] : 0.0f;
+        Kv::put(vp + c, load(last));
     }
 }
 
-vf gate_of(int kind, vf g) {
-    if (kind == HS_GATE_SILU) return div(g, add(set1(1.0f), exp_v(sub(set1(0.0f), g))));
-    // 0.5 (1 + tanh z) = 1 / (1 + e^(-2z)), z = sqrt(2 / pi) (g + 0.044715 g^3)
-    const vf z2 = mul(mul(g, set1(-1.5957691216057308f)), fma(mul(g, g), set1(0.044715f), set1(1.0f)));
-    return div(g, add(set1(1.0f), exp_v(z2)));
+// 32 floats as int8 times one scale, the largest magnitude / 127. Returns the scale as a half. Where one of them is no
+// number, or infinite, the scale is no number: it is not hidden.
+uint16_t quantise_kv_block(const float *x, int8_t *q) {
+    const vf a = load(x), b = load(x + 16), most = set1(127.0f), least = set1(-127.0f);
+    const float d = lane_max(max_v(abs_v(a), abs_v(b))) / 127.0f + lane_sum(mul(add(a, b), set1(0.0f)));
+    const vf scale = set1(d), divisor = set1(d > 0.0f ? d : 1.0f);
+    alignas(64) float steps[KV_BLOCK];
+    alignas(64) uint16_t halves[16];
+    store(steps, to_float(round_to_int(max_v(min_v(div(a, divisor), most), least))));
+    store(steps + 16, to_float(round_to_int(max_v(min_v(div(b, divisor), most), least))));
+    for (int i = 0; i < KV_BLOCK; i++) q[i] = static_cast<int8_t>(steps[i]);
+    store_f16(halves, scale);
+    return halves[0];
+}
+
+template <> void store_head<KvQ8>(const hs_step &step, const float *k, const float *v, uint8_t *kp, uint8_t *vp, int lane) {
+    const int dims = step.head_dim;
+    int8_t column[KV_BLOCK];
+    uint8_t *values = vp + KvQ8::v_head(dims) + static_cast<size_t>(lane) * static_cast<size_t>(dims);
+    for (int c = 0; c < dims; c += KV_BLOCK, kp += KvQ8::K_BLOCK_BYTES, vp += KvQ8::SCALES) {
+        const uint16_t k_scale = quantise_kv_block(k + c, column);
+        std::memcpy(kp + 2 * lane, &k_scale, 2);
+        for (int i = 0; i < KV_BLOCK; i++) kp[KvQ8::SCALES + static_cast<size_t>(i * GROUP + lane)] = static_cast<uint8_t>(column[i]);
+        const uint16_t v_scale = quantise_kv_block(v + c, column);
+        std::memcpy(vp + 2 * lane, &v_scale, 2);
+        std::memcpy(values + c, column, KV_BLOCK);
+    }
+}
+
+template <class Kv> void store_kv(const hs_step &step, const float *k, const float *v, int head, int slot) {
+    using Elem = typename Kv::Elem;
+    const size_t block = static_cast<size_t>(slot / GROUP) * static_cast<size_t>(step.kv_heads) + static_cast<size_t>(head);
+    Elem *kp = reinterpret_cast<Elem *>(step.k_pool) + block * Kv::k_elems(step.head_dim);
+    Elem *vp = reinterpret_cast<Elem *>(step.v_pool) + block * Kv::v_elems(step.head_dim);
+    store_head<Kv>(step, k, v, kp, vp, slot % GROUP);
+}
+
+void store_kv(const hs_step &step, const float *k, const float *v, int head, int slot) {
+    switch (step.kv_type) {
+        case HS_F16: return store_kv<KvF16>(step, k, v, head, slot);
+        case HS_BF16: return store_kv<KvBF16>(step, k, v, head, slot);
+        case HS_Q8_0: return store_kv<KvQ8>(step, k, v, head, slot);
+        case HS_F8: return store_kv<KvF8>(step, k, v, head, slot);
+        default: return store_kv<KvF32>(step, k, v, head, slot);
+    }
+}
+
+// One head, ready for its dot products: normalised where a weight is given, then rotated.
+void turn_head(const hs_step &step, float *x, const float *weight, const float *table) {
+    if (weight) norm_head(x, x, step.head_dim, step.eps, weight);
+    if (table) rotate_head(x, table, step.rope_pairs, step.interleaved != 0);
+}
+
+// act(gate) * up. 0.5 (1 + tanh z) = sigmoid(2z), so gelu is a sigmoid of 2 sqrt(2 / pi) (g + 0.044715 g^3).
+vf gated(int kind, vf g, vf u) {
+    const vf one = set1(1.0f);
+    switch (kind) {
+        case HS_GATE_GELU: {
+            const vf z2 = mul(mul(g, set1(-1.5957691216057308f)), fma(mul(g, g), set1(0.044715f), one));
+            return mul(div(g, add(one, exp_v(z2))), u);
+        }
+        case HS_GATE_SWIGLU_OAI: {
+            // The limit first: of a limit and no number, min and max give the second.
+            const vf x = min_v(set1(7.0f), g), y = max_v(set1(-7.0f), min_v(set1(7.0f), u));
+            return mul(div(x, add(one, exp_v(mul(x, set1(-1.702f))))), add(y, one));
+        }
+        default: return mul(div(g, add(one, exp_v(sub(set1(0.0f), g)))), u);
+    }
 }
 
 // Rows of one chunk: all threads get several, where there are that many.
@@ -134,18 +213,25 @@ void norm_chunk(const Run &run, const hs_step &step, int chunk) {
 
 void rope_store_chunk(const Run &run, const hs_step &step, int chunk) {
     const Range rows = rows_in(run, step, chunk);
+    alignas(64) float normed[MAX_HEAD_DIM];
     for (int r = rows.first; r < rows.last; r++) {
-        float *q = step.src + step.src_stride * r, *k = step.add + step.add_stride * r;
+        const float *table = step.rope_pairs ? step.table + static_cast<int64_t>(2 * step.rope_pairs) * r : nullptr;
+        float *q = step.src + step.src_stride * r;
+        for (int h = 0; h < step.heads; h++) turn_head(step, q + static_cast<int64_t>(h) * step.q_step, step.weight, table);
+        if (!step.add) continue;
+        float *k = step.add + step.add_stride * r;
         const float *v = step.third + step.third_stride * r;
-        if (step.rope_pairs) {
-            const float *table = step.table + static_cast<int64_t>(2 * step.rope_pairs) * r;
-            for (int h = 0; h < step.heads; h++) rotate_head(q + h * step.head_dim, table, step.rope_pairs, step.interleaved != 0);
-            for (int h = 0; h < step.kv_heads; h++) rotate_head(k + h * step.head_dim, table, step.rope_pairs, step.interleaved != 0);
+        for (int h = 0; h < step.kv_heads; h++, k += step.head_dim, v += step.head_dim) {
+            // v first: it may be the same buffer as k, before k's norm and rotation.
+            const float *value = v;
+            if (step.v_norm || v == k) {
+                if (step.v_norm) norm_head(v, normed, step.head_dim, step.eps, nullptr);
+                else std::memcpy(normed, v, sizeof(float) * static_cast<size_t>(step.head_dim));
+                value = normed;
+            }
+            turn_head(step, k, step.k_weight, table);
+            store_kv(step, k, value, h, run.batch.slots[r]);
         }
-        const int slot = run.batch.slots[r];
-        if (step.kv_type == HS_F16) store_row<KvF16>(step, k, v, slot);
-        else if (step.kv_type == HS_BF16) store_row<KvBF16>(step, k, v, slot);
-        else store_row<KvF32>(step, k, v, slot);
     }
 }
 
@@ -170,8 +256,24 @@ void gate_chunk(const Run &, const hs_step &step, int chunk) {
     const Range columns = columns_in(step, chunk);
     const float *gate = step.src + step.src_stride * row, *up = step.add + step.add_stride * row;
     float *out = step.dst + step.dst_stride * row;
-    for (int c = columns.first; c < columns.last; c += 16) store(out + c, mul(gate_of(step.gate, load(gate + c)), load(up + c)));
+    for (int c = columns.first; c < columns.last; c += 16) store(out + c, gated(step.gate, load(gate + c), load(up + c)));
     if (step.activation) quantise_blocks(out, activation_row(step, row), columns.first / 32, columns.last / 32);
+}
+
+void softcap_chunk(const Run &, const hs_step &step, int chunk) {
+    const Range columns = columns_in(step, chunk);
+    float *x = step.src + step.src_stride * (chunk / column_runs(step));
+    const vf cap = set1(step.scale);
+    for (int c = columns.first; c < columns.last; c += 16) store(x + c, mul(tanh_v(div(load(x + c), cap)), cap));
+}
+
+void add_gated_chunk(const Run &, const hs_step &step, int chunk) {
+    const int row = chunk / column_runs(step);
+    const Range columns = columns_in(step, chunk);
+    const float *x = step.src + step.src_stride * row;
+    float *into = step.dst + step.dst_stride * row;
+    const vf gate = step.add ? sigmoid_v(set1(step.add[step.add_stride * row])) : set1(1.0f);
+    for (int c = columns.first; c < columns.last; c += 16) store(into + c, fma(gate, load(x + c), load(into + c)));
 }
 
 }  // namespace hs

@@ -91,4 +91,22 @@ HS_INLINE vf exp_v(vf x) {
     return zero_below(mul(p, power), x, low);
 }
 
+// 1 / (1 + e^-x), to 3e-7 relative down to x = -88, and then no less than 4e-39.
+HS_INLINE vf sigmoid_v(vf x) { return div(set1(1.0f), add(set1(1.0f), exp_v(sub(set1(0.0f), x)))); }
+
+// tanh to 3e-7 relative: a polynomial in x^2 near 0 (coefficients: Cephes tanhf), else 1 - 2 / (e^2|x| + 1) with the sign
+// of x. No number stays no number.
+HS_INLINE vf tanh_v(vf x) {
+    const vf square = mul(x, x), size = abs_v(x), one = set1(1.0f);
+    vf p = set1(-5.70498872745e-3f);
+    p = fma(p, square, set1(2.06390887954e-2f));
+    p = fma(p, square, set1(-5.37397155531e-2f));
+    p = fma(p, square, set1(1.33314422036e-1f));
+    p = fma(p, square, set1(-3.33332819422e-1f));
+    const vf near = fma(mul(p, square), x, x);
+    const vf far = sub(one, div(set1(2.0f), add(exp_v(add(size, size)), one)));
+    const vf signed_far = pick(x, set1(0.0f), far, sub(set1(0.0f), far));
+    return pick(size, set1(0.625f), signed_far, near);
+}
+
 }  // namespace hs

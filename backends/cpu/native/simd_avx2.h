@@ -61,6 +61,11 @@ HS_INLINE vf zero_below(vf x, vf key, vf low) {
     return {_mm256_and_ps(x.a, _mm256_cmp_ps(key.a, low.a, _CMP_GE_OQ)),
             _mm256_and_ps(x.b, _mm256_cmp_ps(key.b, low.b, _CMP_GE_OQ))};
 }
+// `above` where key >= low, else (also where key is no number) `below`.
+HS_INLINE vf pick(vf key, vf low, vf above, vf below) {
+    return {_mm256_blendv_ps(below.a, above.a, _mm256_cmp_ps(key.a, low.a, _CMP_GE_OQ)),
+            _mm256_blendv_ps(below.b, above.b, _mm256_cmp_ps(key.b, low.b, _CMP_GE_OQ))};
+}
 // Lane i of x where first <= i < last, else `other`.
 HS_INLINE vf keep_lanes(vf x, int first, int last, float other) {
     const __m256i ia = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), ib = _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15);
@@ -84,6 +89,15 @@ HS_INLINE vf load_bf16(const uint16_t *p) {
     const __m128i *q = reinterpret_cast<const __m128i *>(p);
     return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(q)), 16)),
             _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(q + 1)), 16))};
+}
+HS_INLINE vf load_i8(const int8_t *p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+// Sixteen e4m3 floats / 256: their bits are those of a half whose exponent is biased by 8 more.
+HS_INLINE vf load_f8_256th(const uint8_t *p) {
+    const __m256i h = f8_to_half(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
+    return {_mm256_cvtph_ps(_mm256_castsi256_si128(h)), _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1))};
 }
 HS_INLINE __m256 lower(vf x) { return x.a; }
 HS_INLINE __m256 upper(vf x) { return x.b; }

@@ -60,6 +60,10 @@ HS_INLINE vf as_float(vi x) { return {_mm512_castsi512_ps(x.v)}; }
 HS_INLINE vf zero_below(vf x, vf key, vf low) {
     return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(key.v, low.v, _CMP_GE_OQ), x.v)};
 }
+// `above` where key >= low, else (also where key is no number) `below`.
+HS_INLINE vf pick(vf key, vf low, vf above, vf below) {
+    return {_mm512_mask_mov_ps(below.v, _mm512_cmp_ps_mask(key.v, low.v, _CMP_GE_OQ), above.v)};
+}
 // Lane i of x where first <= i < last, else `other`.
 HS_INLINE vf keep_lanes(vf x, int first, int last, float other) {
     const int lo = first < 0 ? 0 : first > 16 ? 16 : first, hi = last < 0 ? 0 : last > 16 ? 16 : last;
@@ -76,6 +80,13 @@ HS_INLINE void store_f16(uint16_t *p, vf x) {
 HS_INLINE vf load_bf16(const uint16_t *p) {
     const __m512i w = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(w, 16))};
+}
+HS_INLINE vf load_i8(const int8_t *p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))))};
+}
+// Sixteen e4m3 floats / 256: their bits are those of a half whose exponent is biased by 8 more.
+HS_INLINE vf load_f8_256th(const uint8_t *p) {
+    return {_mm512_cvtph_ps(f8_to_half(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)))))};
 }
 HS_INLINE __m256 lower(vf x) { return _mm512_castps512_ps256(x.v); }
 HS_INLINE __m256 upper(vf x) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x.v), 1)); }

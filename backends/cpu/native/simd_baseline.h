@@ -15,6 +15,7 @@ typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef int16_t i16x32 __attribute__((vector_size(64)));
 typedef uint16_t u16x32 __attribute__((vector_size(64)));
 typedef uint16_t u16x16 __attribute__((vector_size(32)));
+typedef int8_t i8x16 __attribute__((vector_size(16)));
 
 struct vf {
     f32x16 v;
@@ -72,6 +73,8 @@ HS_INLINE vi round_to_int(vf x) {
 HS_INLINE vf zero_below(vf x, vf key, vf low) {
     return {reinterpret_cast<f32x16>(reinterpret_cast<i32x16>(x.v) & (key.v >= low.v))};
 }
+// `above` where key >= low, else (also where key is no number) `below`.
+HS_INLINE vf pick(vf key, vf low, vf above, vf below) { return {key.v >= low.v ? above.v : below.v}; }
 // Lane i of x where first <= i < last, else `other`.
 HS_INLINE vf keep_lanes(vf x, int first, int last, float other) {
     const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -93,6 +96,19 @@ HS_INLINE vf load_f16(const uint16_t *p) {
     return {reinterpret_cast<f32x16>(reinterpret_cast<u32x16>(scaled) | special | ((h & 0x8000u) << 16))};
 }
 HS_INLINE vf load_bf16(const uint16_t *p) { return {reinterpret_cast<f32x16>(widen(p) << 16)}; }
+
+HS_INLINE i32x16 widen_bytes(const void *p) {
+    i8x16 bytes;
+    std::memcpy(&bytes, p, 16);
+    return __builtin_convertvector(bytes, i32x16);
+}
+HS_INLINE vf load_i8(const int8_t *p) { return {__builtin_convertvector(widen_bytes(p), f32x16)}; }
+// Sixteen e4m3 floats / 256: seven bits go to where exponent and mantissa of a float begin, 2^112 corrects the bias.
+HS_INLINE vf load_f8_256th(const uint8_t *p) {
+    const u32x16 x = reinterpret_cast<u32x16>(widen_bytes(p));
+    const f32x16 scaled = reinterpret_cast<f32x16>((x & 0x7fu) << 20) * 0x1p112f;
+    return {reinterpret_cast<f32x16>(reinterpret_cast<u32x16>(scaled) | (x & 0x80000000u))};
+}
 
 HS_INLINE uint16_t half_of(float x) {
     uint32_t bits;

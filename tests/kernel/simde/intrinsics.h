@@ -71,6 +71,12 @@ inline simde__m512i widen(simde__m256i x) {
     for (int i = 0; i < 16; i++) to.at[i] = from.at[i];
     return cast<simde__m512i>(to);
 }
+inline simde__m512i widen_bytes(simde__m128i x) {
+    const auto from = cast<Lanes<int8_t>>(x);
+    Lanes<int32_t> to;
+    for (int i = 0; i < 16; i++) to.at[i] = from.at[i];
+    return cast<simde__m512i>(to);
+}
 inline simde__m256i narrow(simde__m512i x) {
     const auto from = cast<Lanes<int32_t>>(x);
     Lanes<int16_t> to;
@@ -91,6 +97,7 @@ inline simde__m256i narrow(simde__m512i x) {
 #undef _mm512_cvtph_ps
 #undef _mm512_cvtps_ph
 #undef _mm512_cvtepu16_epi32
+#undef _mm512_cvtepi8_epi32
 #undef _mm512_cvtsepi32_epi16
 #define _mm512_srai_epi32(x, count) simde_extra::shift_right_arithmetic(x, count)
 #define _mm512_cvtepi32_ps(x) simde_extra::to_float(x)
@@ -98,4 +105,5 @@ inline simde__m256i narrow(simde__m512i x) {
 #define _mm512_cvtph_ps(x) simde_extra::from_half(x)
 #define _mm512_cvtps_ph(x, rounding) simde_extra::to_half(x)
 #define _mm512_cvtepu16_epi32(x) simde_extra::widen(x)
+#define _mm512_cvtepi8_epi32(x) simde_extra::widen_bytes(x)
 #define _mm512_cvtsepi32_epi16(x) simde_extra::narrow(x)
