@@ -121,6 +121,11 @@ class Job:
         """Rows of a plan with logits: one of each request, and those whose log-probabilities `echo` asks for."""
         return self.wish.logit_rows or self.running + LOGPROB_ROWS
 
+    @property
+    def checkpoints(self) -> int:
+        """States of recurrent layers that the prefix cache keeps beside those of running requests: two for each."""
+        return 2 * self.running if self.state_bytes and self.wish.prefix_cache else 0
+
     def workspace(self, threads: int, logit_rows: int, *, head: bool) -> int:
         """Bytes of the buffers of a rank's largest plan."""
         key = threads, logit_rows, head
@@ -482,8 +487,6 @@ def _host(job: Job, option: Option, ceilings: Ceilings) -> Iterable[Term]:
             yield Term(cpu, "weight image", size, ALWAYS, "computed", "pinned: either layout is filled from it")
         moving = TRANSIT_BYTES + job.state_bytes * job.running
         yield Term(cpu, "flip transit", moving, ALWAYS, "reserve", "pinned: live rows and states on their way")
-    if job.state_bytes:
-        count = 2 * job.running
-        yield Term(
-            cpu, "state checkpoints", count * job.state_bytes, ALWAYS, "computed", f"{count}, of the prefix cache"
-        )
+    if job.checkpoints:
+        size, note = job.checkpoints * job.state_bytes, f"{job.checkpoints}, of the prefix cache"
+        yield Term(cpu, "state checkpoints", size, ALWAYS, "computed", note)

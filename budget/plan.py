@@ -130,6 +130,8 @@ class Plan:
     speeds: Mapping[str, LayoutSpeed]
     flip_s: float | None
     break_even_tokens: int | None
+    checkpoints: int = 0
+    """State slots of the prefix cache, beside one for each running request (models with recurrent layers)."""
     most_tokens: int = 0
     """The largest pool that fits; `kv_tokens` may be less where nobody asked for so many."""
     priced: tuple[Priced, ...] = ()
@@ -407,6 +409,7 @@ def _made(trial: Trial, tried: Sequence[Trial], passed_over: Sequence[Priced] = 
         speeds=trial.speeds,
         flip_s=flip_s,
         break_even_tokens=even,
+        checkpoints=job.checkpoints,
         most_tokens=_most(trial),
         priced=(*_priced(trial, tried), *passed_over),
         doubts=(*ceilings.doubts, *_doubts(trial)),

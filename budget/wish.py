@@ -40,6 +40,7 @@ class Wish:
     cpu_moe: int = -1
     draft: bool = True
     vision: bool = False
+    prefix_cache: bool = True
     state_bits: int = 32
     floor_bytes: int | None = None
     threads: int = 0

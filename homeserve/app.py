@@ -32,7 +32,7 @@ from budget.plan import Plan
 from budget.probe import read_box
 from budget.wish import PAGE
 from homeserve.errors import HomeserveError, SettingError, WorkerOutOfMemory
-from homeserve.instances import Record, write_atomically
+from homeserve.instances import Record, check_ready_file, remove_ready_file, write_atomically
 from homeserve.kernels import check_kernels
 from homeserve.memory import MemoryWatch
 from homeserve.model_facts import ModelFacts, find_model, read_model
@@ -214,7 +214,7 @@ class App:
 
         Raises BudgetError where the kernel killed the worker for memory: the plan was wrong, or is not true any more.
         """
-        from homeserve.sizing import killed_for_memory, logit_row_limit, row_limit
+        from homeserve.sizing import killed_for_memory, logit_row_limit, row_limit, state_slots
         from homeserve.wire.records import LoadSpec
 
         spec = LoadSpec(
@@ -226,6 +226,7 @@ class App:
             lanes=limits.running,
             lane_pages=-(-plan.context // PAGE),
             deterministic=self.settings.deterministic,
+            state_slots=state_slots(plan),
         )
 
         async def load() -> None:
@@ -375,11 +376,12 @@ class App:
             raise SettingError(
                 f"--ready-file: {path}: its folder cannot be written", field="ready_file", fix="name another folder"
             )
+        check_ready_file(Path(path))
         self._remove_ready_file()
 
     def _remove_ready_file(self) -> None:
         if self.settings.ready_file is not None:
-            Path(self.settings.ready_file).unlink(missing_ok=True)
+            remove_ready_file(Path(self.settings.ready_file))
 
 
 class Relay:

@@ -49,6 +49,7 @@ def wish_of(settings: Settings, box: Box) -> Wish:
         floor_bytes=settings.floor_mib * MIB,
         threads=settings.threads or (box.cpu.usable if box.cpu is not None else 1),
         draft=False,
+        prefix_cache=settings.prefix_cache,
     )
 
 
@@ -72,7 +73,18 @@ def engine_limits(settings: Settings, plan: Plan) -> EngineLimits:
         prefill_delay=settings.max_prefill_delay,
         plans_in_flight=PLANS_IN_FLIGHT,
         prefix_cache=settings.prefix_cache,
+        recurrent=is_recurrent(plan),
+        checkpoints=plan.checkpoints,
     )
+
+
+def state_slots(plan: Plan) -> int:
+    """Slots of recurrent states on a rank: one for each lane, and the checkpoints; 0 without recurrent layers."""
+    return plan.running + plan.checkpoints if is_recurrent(plan) else 0
+
+
+def is_recurrent(plan: Plan) -> bool:
+    return any(layer.state_elements or layer.conv_elements for layer in plan.shape.layers)
 
 
 def killed_for_memory(

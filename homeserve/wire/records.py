@@ -107,6 +107,8 @@ class LoadSpec(_Record, frozen=True):
     deterministic: bool = True
     layer_first: int = 0
     layer_end: int = -1
+    state_slots: int = 0
+    """Slots of recurrent states: one for each lane, the rest for checkpoints."""
 
 
 class Plan(_Record, frozen=True):

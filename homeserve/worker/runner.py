@@ -100,7 +100,7 @@ class Runner:
             limits = Limits(spec.rows, spec.logit_rows, spec.lanes, spec.lane_pages)
             kv = KvPool(bound.kv_layers, _whole_pages(spec.kv_slots), _kv_type(spec.kv_type))
             try:
-                states = StatePool(bound.state_layers, spec.lanes if bound.state_layers else 0)
+                states = StatePool(bound.state_layers, max(spec.lanes, spec.state_slots) if bound.state_layers else 0)
                 self._program = backend.bind(bound.ops, bound.weights, kv, limits, self._progress, states)
             except Unsupported as error:
                 raise UnsupportedModel(str(error), fix="use another backend or another quantisation") from error
