@@ -366,7 +366,7 @@ def terms(
         before = pipeline[rank] if pipeline else None
         after = tensor[rank] if tensor else None
         found += _weights(option, index, before, after)
-        found += _pools(job, index, before, after)
+        found += _pools(job, option, index, before, after)
         found += _standing(job, option, device)
     return [*found, *_host(job, option, ceilings)]
 
@@ -405,7 +405,7 @@ def _weights(option: Option, device: int, before: Share | None, after: Share | N
         yield Term(device, "k and v copies", after.kv_copies, ALWAYS, "computed", "too few KV heads to split")
 
 
-def _pools(job: Job, device: int, before: Share | None, after: Share | None) -> Iterable[Term]:
+def _pools(job: Job, option: Option, device: int, before: Share | None, after: Share | None) -> Iterable[Term]:
     tokens = f"rows of {job.wish.kv_type}"
     if before is None or after is None:
         share = before or after
@@ -429,6 +429,10 @@ def _pools(job: Job, device: int, before: Share | None, after: Share | None) -> 
         state = max(before.state, after.state)
     if state:
         note = f"{job.running} requests, {job.wish.state_bits}-bit"
+        if option.host_only and job.checkpoints:
+            # The checkpoints lie in the same pool: a copy between slots is a copy within the host's memory.
+            state += job.checkpoints * job.state_bytes
+            note = f"{job.running} requests and {job.checkpoints} checkpoints, {job.wish.state_bits}-bit"
         yield Term(device, host_lines.STATE, state, ALWAYS, "computed", note)
 
 
@@ -487,6 +491,6 @@ def _host(job: Job, option: Option, ceilings: Ceilings) -> Iterable[Term]:
             yield Term(cpu, "weight image", size, ALWAYS, "computed", "pinned: either layout is filled from it")
         moving = TRANSIT_BYTES + job.state_bytes * job.running
         yield Term(cpu, "flip transit", moving, ALWAYS, "reserve", "pinned: live rows and states on their way")
-    if job.checkpoints:
-        size, note = job.checkpoints * job.state_bytes, f"{job.checkpoints}, of the prefix cache"
-        yield Term(cpu, "state checkpoints", size, ALWAYS, "computed", note)
+    if job.checkpoints and not option.host_only:
+        kept, note = job.checkpoints * job.state_bytes, f"{job.checkpoints}, of the prefix cache"
+        yield Term(cpu, "state checkpoints", kept, ALWAYS, "computed", note)
