@@ -200,10 +200,9 @@ class Settings:
     kv_type: str = _option(
         "f16",
         "text",
-        "type of KV rows: f16, bf16 or f32",
+        "type of KV rows: f16, bf16, f32, q8_0 or f8 (smaller rows are read a little less exactly)",
         _BOX,
-        choices=("f16", "bf16", "f32"),
-        later=("q8_0", "f8"),
+        choices=("f16", "bf16", "f32", "q8_0", "f8"),
         metavar="TYPE",
     )
     kv_tokens: int = _option(

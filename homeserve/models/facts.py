@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from backends.quant import QuantType
 from homeserve.errors import SettingError
 
-KV_TYPES: Mapping[str, QuantType] = {"f16": QuantType.F16, "bf16": QuantType.BF16, "f32": QuantType.F32}
+KV_TYPES: Mapping[str, QuantType] = {
+    "f16": QuantType.F16,
+    "bf16": QuantType.BF16,
+    "f32": QuantType.F32,
+    "q8_0": QuantType.Q8_0,
+    "f8": QuantType.F8,
+}
 """The setting's words for the number types that a KV pool may hold."""
 
 

@@ -21,7 +21,7 @@ from homeserve.wire.records import Boot, LoadSpec, Logprobs, Plan, PlanKind, Poo
 from homeserve.worker.lanes import Group, LaneRefused, Lanes
 from homeserve.worker.sampling import draw, logprobs
 
-KV_TYPES = ("F16", "BF16", "F32")
+KV_TYPES = ("F16", "BF16", "F32", "Q8_0", "F8")
 NO_TOKEN = -1
 
 

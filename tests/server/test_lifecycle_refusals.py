@@ -120,7 +120,7 @@ def test_a_port_held_by_homeserve_names_it(box: Any, tiny: str) -> None:
         (("--api-key-file", "none"), "--api-key-file: none: No such file"),
         (("--ready-file", "none/ready.json"), "--ready-file"),
         (("--layout", "tensor"), "this version does not have layouts"),
-        (("--kv-type", "f8"), "this version does not have 'f8'"),
+        (("--kv-type", "q4_0"), "--kv-type: 'q4_0' is not one of them"),
     ],
 )
 def test_a_setting_that_cannot_work(box: Any, tiny: str, flags: tuple[str, ...], words: str) -> None:

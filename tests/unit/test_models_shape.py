@@ -115,8 +115,9 @@ def test_widths_are_those_of_the_widest_layer() -> None:
 
 def test_the_pool_of_the_engine_knows_its_types() -> None:
     assert kv_quant_type("F16") is QuantType.F16
+    assert (kv_quant_type("q8_0"), kv_quant_type("f8")) == (QuantType.Q8_0, QuantType.F8)
     with pytest.raises(SettingError, match="kv_type"):
-        kv_quant_type("f8")
+        kv_quant_type("q4_0")
 
 
 # -------------------------------------------------------------------------------------------------------- bad input

@@ -97,7 +97,6 @@ def test_the_model_is_positional_or_a_flag_but_not_two_things(tmp_path: Path) ->
         (["--plan-timeout-s", "inf"], "plan_timeout_s", "outside"),
         (["--prefix-cache", "maybe"], "prefix_cache", "expected on or off"),
         (["--kv-type", "f61"], "kv_type", "did you mean f16?"),
-        (["--kv-type", "q8_0"], "kv_type", "this version does not have 'q8_0'"),
         (["--backend", "cuda"], "backend", "this version does not have 'cuda'"),
         (["--devices", "cpu:2"], "devices", "this version does not have"),
         (["--model", " "], "model", "is empty"),
