@@ -6,6 +6,7 @@ one have every character in the same place.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,11 @@ PAINTS: Mapping[str, str] = {
 Cell = str | tuple[str, str]
 """Text, or (text, paint)."""
 
+_GROUPS = re.compile(r"(?<=\d) (?=\d{3}(?!\d))")
+"""The space within a number."""
+_COUNTS = re.compile(r"(?<![\w.,:/=#-])(\d{4,12})(?=(?:\.\d+)?(?: |-)(?:MiB|MB|GB|tokens?|prompt|layers?)\b)")
+"""A number without its spaces, in a text that was written elsewhere."""
+
 
 @dataclass(frozen=True)
 class Style:
@@ -39,21 +45,23 @@ class Style:
     blocks: bool = False
 
     def paint(self, text: str, paint: str) -> str:
+        text = safe(text)
         if not self.colour or not paint or not text.strip():
             return text
         return f"\x1b[{PAINTS[paint]}m{text}\x1b[0m"
 
     def bar(self, share: float, width: int) -> str:
-        """`width` characters, filled by `share` (0 to 1; more is full). What is there at all is seen."""
+        """`width` characters, filled by `share` (0 to 1; more is full). Less than half a character is none."""
         full, empty = ("█", "░") if self.blocks else ("#", ".")
-        filled = round(min(1.0, max(0.0, share)) * width)
-        if share > 0 and filled == 0:
-            filled = 1
+        filled = int(min(1.0, max(0.0, share)) * width + 0.5)
         return full * filled + empty * (width - filled)
 
 
-def style_of(stream: IO[str], environ: Mapping[str, str]) -> Style:
-    """Colour on a terminal that has it and where NO_COLOR is unset (or empty); blocks where the encoding has them."""
+def style_of(stream: IO[str] | None, environ: Mapping[str, str]) -> Style:
+    """What `stream` shows (None: it is closed): colour on a terminal that has it and where NO_COLOR is unset (or empty),
+    blocks where the encoding has them."""
+    if stream is None:
+        return Style()
     colour = stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
     try:
         "█░".encode(getattr(stream, "encoding", None) or "ascii")
@@ -68,6 +76,16 @@ def style_of(stream: IO[str], environ: Mapping[str, str]) -> Style:
 def grouped(number: float, digits: int = 0) -> str:
     """41000 -> '41 000'."""
     return f"{number:,.{digits}f}".replace(",", " ")
+
+
+def regrouped(text: str) -> str:
+    """A text that was written elsewhere, its amounts spelt as on the rest of a page: 'of 28512 tokens' -> '28 512'."""
+    return _COUNTS.sub(lambda found: grouped(int(found[1])), text)
+
+
+def counted(number: int, what: str) -> str:
+    """'1 request', '2 requests', '16 384 tokens'."""
+    return f"{grouped(number)} {what}{'s' * (number != 1)}"
 
 
 def tenths(count: int) -> int:
@@ -87,6 +105,14 @@ def mib(count: int | None) -> str:
 def gained(tokens: int) -> str:
     """+41 000, -512, 0."""
     return f"{'+' if tokens > 0 else ''}{grouped(tokens)}"
+
+
+# --------------------------------------------------------------------------------------------------------------- text
+
+
+def safe(text: str) -> str:
+    """A text of others as a terminal may see it: what is no letter, mark or space is written as its number."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
@@ -126,15 +152,16 @@ def table(style: Style, columns: Sequence[Column], rows: Sequence[Sequence[Cell]
 
 
 def wrapped(text: str, indent: str = "", hanging: str | None = None) -> list[str]:
-    """A paragraph within the page's width. Words are never cut: a long path stays whole."""
-    return textwrap.wrap(
-        text,
+    """A paragraph within the page's width. Words and numbers are never cut: a long path stays whole."""
+    lines = textwrap.wrap(
+        _joined(safe(text)),
         WIDTH,
         initial_indent=indent,
         subsequent_indent=indent if hanging is None else hanging,
         break_long_words=False,
         break_on_hyphens=False,
     )
+    return [_parted(line) for line in lines]
 
 
 def _text(cell: Cell) -> str:
@@ -143,9 +170,19 @@ def _text(cell: Cell) -> str:
 
 def _wrapped(cell: Cell, limit: int) -> tuple[list[str], str]:
     text, paint = (cell, "") if isinstance(cell, str) else cell
+    text = safe(text)
     if limit <= 0 or len(text) <= limit:
         return [text], paint
-    return textwrap.wrap(text, limit, break_on_hyphens=False) or [""], paint
+    return [_parted(line) for line in textwrap.wrap(_joined(text), limit, break_on_hyphens=False)] or [""], paint
+
+
+def _joined(text: str) -> str:
+    """So that no line ends within a number."""
+    return _GROUPS.sub("\xa0", text)
+
+
+def _parted(text: str) -> str:
+    return text.replace("\xa0", " ")
 
 
 def _row(style: Style, columns: Sequence[Column], widths: Sequence[int], cells: Sequence[Cell], indent: str) -> str:

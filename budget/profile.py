@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import stat
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -182,6 +185,8 @@ def _mib(size: int | None) -> float | int | None:
 def _parsed(path: str) -> object:
     """The value in a file of JSON."""
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise ProfileError(path, "file", "cannot be read: not a regular file", "give the path of a box profile")
         with open(path, "rb") as file:
             content = file.read(FILE_LIMIT_BYTES + 1)
     except (OSError, ValueError) as error:
@@ -190,12 +195,28 @@ def _parsed(path: str) -> object:
     if len(content) > FILE_LIMIT_BYTES:
         raise ProfileError(path, "file", f"larger than {FILE_LIMIT_BYTES >> 20} MiB: no box profile", _FIX)
     try:
-        value: object = json.loads(content)
+        value: object = json.loads(content, object_pairs_hook=_once)
     except RecursionError as error:
         raise ProfileError(path, "file", "nested too deep: no box profile", _FIX) from error
     except ValueError as error:
         raise ProfileError(path, "file", f"not JSON: {error}", _FIX) from error
     return value
+
+
+class _Doubled(dict[str, object]):
+    """An object of which a name is said more than once: `twice` are those names."""
+
+    twice: tuple[str, ...] = ()
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    doubled = _Doubled(found)
+    counts = Counter(name for name, _ in pairs)
+    doubled.twice = tuple(name for name, times in counts.items() if times > 1)[:CARDS_MAX]
+    return doubled
 
 
 class _Fields:
@@ -206,6 +227,8 @@ class _Fields:
         self._where = where
         self._prefix = prefix
         self._doubts = doubts
+        for name in obj.twice if isinstance(obj, _Doubled) else ():
+            self.doubt(name, "it is said more than once", "the last of them")
 
     def doubt(self, key: str, what: str, taken: str = "not known") -> None:
         self._doubts.append(Doubt(_clean(f"{self._where}: {self._prefix}{key}"), _clean(what), taken))
@@ -383,9 +406,10 @@ def _cards(entries: Sequence[object], where: str, doubts: list[Doubt]) -> tuple[
 
 def _card(part: _Fields, taken: set[str]) -> Card:
     """`taken` are the names in use; the card's own is added where it has to be made up."""
-    vendor = (part.text("vendor") or "").lower()
+    said = part.text("vendor") or ""
+    vendor = said.lower()
     if vendor not in VENDORS:
-        part.doubt("vendor", f"{_shown(vendor) or 'nothing'} is none of {', '.join(VENDORS)}", "other: no backend")
+        part.doubt("vendor", f"{_shown(said) or 'nothing'} is none of {', '.join(VENDORS)}", "other: no backend")
         vendor = "other"
     pci = part.text("pci")
     name = part.text("id") or pci

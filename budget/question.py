@@ -57,7 +57,7 @@ class Question:
     def up_line(self, settings: Mapping[str, str | int]) -> str:
         """`homeserve up ...` with these settings; MODEL stands for a file that is not here."""
         kept = {name: value for name, value in settings.items() if name not in BUDGET_ONLY}
-        model = shlex.quote(self.model) if self.model is not None and self.here else "MODEL"
+        model = quoted(self.model) if self.model is not None and self.here else "MODEL"
         return " ".join(["homeserve up", model, *flags(kept)])
 
     def budget_line(self, settings: Mapping[str, str | int]) -> str:
@@ -69,7 +69,7 @@ class Question:
         for name, value in zip(self.beside[::2], self.beside[1::2], strict=True):
             if name.removeprefix("--").replace("-", "_") not in settings:
                 words += [name, value]
-        return " ".join(["homeserve budget", *map(shlex.quote, words), *flags(settings)])
+        return " ".join(["homeserve budget", *map(quoted, words), *flags(settings)])
 
 
 def settings_of(wish: Wish) -> dict[str, str | int]:
@@ -105,10 +105,24 @@ def run_settings(plan: Plan) -> dict[str, str | int]:
 def flags(settings: Mapping[str, str | int]) -> list[str]:
     """The settings that are not at their default, as words of a command line, quoted where a shell asks for it."""
     return [
-        f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
+        f"--{name.replace('_', '-')} {quoted(str(value))}"
         for name, value in settings.items()
         if _DEFAULTS.get(name) != value
     ]
+
+
+def quoted(word: str) -> str:
+    """A word for a shell that shows nothing of itself to a terminal: what cannot be printed stands as its bytes."""
+    if word.isprintable():
+        return shlex.quote(word)
+    parts = []
+    for each in word:
+        if each in "\\'":
+            parts.append(f"\\{each}")
+        else:
+            plain = each.isprintable()
+            parts.append(each if plain else "".join(f"\\x{b:02x}" for b in each.encode("utf-8", "surrogateescape")))
+    return f"$'{''.join(parts)}'"
 
 
 def _joined(vector: Sequence[int]) -> str:

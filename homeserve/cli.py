@@ -36,6 +36,8 @@ COMMANDS = {
 }
 _ALIASES = {"serve": "up"}
 _LATER = ("bench",)
+_SERVING = ("up", "serve")
+"""Commands that do their work also where nobody hears them."""
 
 
 class Command(Protocol):
@@ -51,7 +53,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)
     given = list(sys.argv[1:] if argv is None else argv)
+    if not _hold_streams() and given[:1] not in ([name] for name in _SERVING):
+        print("homeserve: error: standard output is closed: nothing could be said", file=sys.stderr)
+        return 1
+    try:
+        code = _run(given)
+        sys.stdout.flush()
+    except OSError as error:
+        # What could not be written stays in the stream's buffer: it fails again where the stream was the reason.
+        try:
+            sys.stdout.flush()
+        except OSError:
+            return _unheard(error)
+        raise
+    return code
 
+
+def _run(given: list[str]) -> int:
     from homeserve.errors import HomeserveError
 
     try:
@@ -60,10 +78,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         from homeserve.commands.report import report
 
         return report(error, as_json=_wants_json(given))
-    except BrokenPipeError:
-        # The reader of our output went away (`homeserve ps | head`): nothing is left to say to anyone.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+
+
+def _hold_streams() -> bool:
+    """Files that are opened later must not become the standard streams: those that are closed are put on the null
+    device. False where stdout is one of them."""
+    heard = sys.stdout is not None
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # The lowest number that is free is the stream's own: the streams are held in the order of their numbers.
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
+    return heard
+
+
+def _unheard(error: OSError) -> int:
+    """Standard output cannot be written. Where its reader went away (`homeserve ps | head`) nothing is left to say."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())  # for what still lies in the buffer
+    os.close(null)
+    if not isinstance(error, BrokenPipeError):
+        print(f"homeserve: error: standard output cannot be written: {error.strerror}", file=sys.stderr)
+    return 1
 
 
 def _dispatch(given: list[str]) -> int:
@@ -175,7 +210,8 @@ def _distribution(name: str) -> str:
 
 
 def _wants_json(given: Sequence[str]) -> bool:
-    return "--json" in given or "--print-config" in given
+    """Also where the word is misspelt (`--js`, `--json=1`): who asks so reads the answer with a program."""
+    return any(word.startswith("--js") or word == "--print-config" for word in given)
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

@@ -6,15 +6,19 @@ is gone is swept by whoever reads the folder. The writer replaces its file in on
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
 import signal
+import stat
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from homeserve.errors import SettingError
 
 CANCEL_LIMIT_S = 10.0
 """How long a start that was interrupted may take to let go."""
@@ -70,14 +74,88 @@ class Record:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Readers see the old file or the new one, never a part."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
+    """Readers see the old file or the new one, never a part. Links are followed: what they name is replaced, they stay.
+    Raises OSError, also for what is there and no regular file (see `target_of`)."""
+    real = target_of(path)
+    part = real.with_name(f".{real.name}.{os.getpid()}")
     try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
+        part.unlink(missing_ok=True)
+        # Never through a link that somebody laid there.
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(part, real)
     except OSError:
         part.unlink(missing_ok=True)
         raise
+
+
+def target_of(path: Path) -> Path:
+    """The file behind `path`, which need not exist yet.
+
+    Raises OSError that says why nothing may be written there: a device, a FIFO, a socket or a folder would be replaced
+    by a file, and what this process prints into would lose what was printed.
+    """
+    real = Path(os.path.realpath(path))
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return real
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, f"it is {kind_of(found.st_mode)}, not a regular file")
+    for descriptor in (1, 2):
+        try:
+            own = os.fstat(descriptor)
+        except OSError:
+            continue  # closed
+        if os.path.samestat(own, found):
+            raise OSError(errno.EINVAL, "this command's own output goes there")
+    if not os.path.samestat(os.stat(real), found):
+        raise OSError(errno.EINVAL, "it has no name that could be replaced")
+    return real
+
+
+def kind_of(mode: int) -> str:
+    """What `st_mode` says that something is, where it is no regular file."""
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+def check_ready_file(path: Path) -> None:
+    """Raises SettingError where a ready file may not be written: no regular file, or one that is not empty and no
+    ready file, such as a model that was named by mistake."""
+    try:
+        target_of(path)
+        what = "" if _is_ready_file(path) else "there is a file that is no ready file, and it is not replaced"
+    except OSError as error:
+        what = error.strerror or str(error)
+    if what:
+        raise SettingError(
+            f"--ready-file: {path}: {what}", field="ready_file", fix="name a file that is not there yet, in a folder"
+        )
+
+
+def remove_ready_file(path: Path) -> None:
+    """What lies there and is no ready file stays."""
+    try:
+        if _is_ready_file(path):
+            target_of(path).unlink(missing_ok=True)
+    except OSError:
+        return  # nothing that a server has written
+
+
+def _is_ready_file(path: Path) -> bool:
+    """Whether there is nothing, nothing in it, or what a server wrote when it was ready. Raises OSError."""
+    try:
+        with open(target_of(path), "rb") as file:
+            content = file.read(_RECORD_LIMIT_BYTES + 1)
+    except FileNotFoundError:
+        return True
+    try:
+        facts = json.loads(content) if content.strip() else {"url": "", "pid": 0}
+    except ValueError:
+        return False
+    return isinstance(facts, dict) and {"url", "pid"} <= facts.keys()
 
 
 def running(folder: Path) -> list[Instance]:

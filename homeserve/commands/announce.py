@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import IO, TYPE_CHECKING, Any
 
 from budget.facts import GIB, MIB, Box, CpuFacts
+from budget.page import safe
 from budget.plan import Plan
 from budget.report import Measured, measured_table, summary
 from homeserve.commands.progress import ProgressLines
@@ -19,16 +21,49 @@ if TYPE_CHECKING:
     from homeserve.settings import Settings
 
 
+class Heard:
+    """A text stream that may go away (a full disk, a reader that left): the server it tells of goes on without it, and
+    says so once on stderr, but for a reader that left by itself."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out = out
+        self._lost = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._out, name)
+
+    def write(self, text: str) -> int:
+        self._do(lambda: self._out.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._do(self._out.flush)
+
+    def _do(self, act: Callable[[], object]) -> None:
+        if self._lost:
+            return
+        try:
+            act()
+        except OSError as error:
+            self._lost = True
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._out.fileno())  # for what still lies in the buffer
+            os.close(null)
+            if not isinstance(error, BrokenPipeError):
+                print(f"warning: standard output cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+
+
 class Announcer:
     """Implements `app.Watcher` on a stream (stdout); warnings go to stderr."""
 
     def __init__(self, settings: Settings, out: IO[str] | None = None) -> None:
         self._settings = settings
-        self._out = out or sys.stdout
+        heard: Any = Heard(out or sys.stdout)
+        self._out: IO[str] = heard
         self._progress = ProgressLines(self._out)
 
     def on_warning(self, text: str) -> None:
-        print(f"warning: {text}", file=sys.stderr, flush=True)
+        print(f"warning: {safe(text)}", file=sys.stderr, flush=True)
 
     def on_box(self, box: Box) -> None:
         words = []
@@ -68,7 +103,7 @@ class Announcer:
         self._progress.close()
 
     def _say(self, head: str, text: str) -> None:
-        print(f"{head:6} {text}", file=self._out, flush=True)
+        print(f"{head:6} {safe(text)}", file=self._out, flush=True)
 
 
 def cores_text(cpu: CpuFacts) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from budget.facts import Box, Doubt, ModelShape
+from budget.page import safe
 from budget.plan import Plan, Refusal, Unknown, WishError
 from budget.question import Question
 from budget.wish import Wish
@@ -51,9 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     cwd = Path.cwd()
+    if args.svg is not None:
+        _check_picture(args.svg)
     settings = wishes.settings_like_up(args, environ, cwd)
     for warning in settings.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        print(f"warning: {safe(warning)}", file=sys.stderr)
     box = _box(args)
     asked = _Asked(args, settings, environ, cwd, wishes.wish_of(args, settings, box), box)
     if args.model is not None and args.shape is not None:
@@ -134,6 +137,9 @@ def _shape(asked: _Asked) -> tuple[ModelShape, str | None, str | None]:
 def _load_shape(name: str) -> ModelShape:
     from budget.shape import ShapeError, load_shape
 
+    there = Path(name)
+    if there.exists() and not (there.is_file() or there.is_dir()):
+        raise SettingError(f"--shape: {name}: not a regular file", field="shape", fix="give the path of a shape file")
     try:
         return load_shape(name)
     except ShapeError as error:
@@ -284,9 +290,29 @@ def _draw(path: str, outcome: Plan | Refusal | Unknown) -> None:
     try:
         write_atomically(Path(path), svg(outcome))
     except OSError as error:
-        raise SettingError(
-            f"--svg: {path}: {error.strerror}", field="svg", fix="name a file in a folder that can be written"
-        ) from None
+        raise _no_picture(path, error.strerror or str(error)) from None
+
+
+def _check_picture(path: str) -> None:
+    """Raises SettingError before anything is planned: of files that are there already only pictures are replaced."""
+    from homeserve.instances import target_of
+
+    if not path.strip() or "\0" in path:
+        raise SettingError("--svg: is no name of a file", field="svg", fix="name the file that shall be drawn")
+    try:
+        real = target_of(Path(path))
+        if not real.exists():
+            return
+        with open(real, "rb") as file:
+            start = file.read(256).lstrip(b"\xef\xbb\xbf \r\n\t")
+    except OSError as error:
+        raise _no_picture(path, error.strerror or str(error)) from None
+    if start and not start.startswith((b"<svg", b"<?xml", b"<!--")):
+        raise _no_picture(path, "there is a file that is no picture, and it is not replaced")
+
+
+def _no_picture(path: str, why: str) -> SettingError:
+    return SettingError(f"--svg: {path}: {why}", field="svg", fix="name a new file in a folder that can be written")
 
 
 def _print_json(found: Mapping[str, Any]) -> None:

@@ -153,3 +153,53 @@ def test_a_plan_from_a_shape_imports_nothing_heavy(environ: dict[str, str], tmp_
     )
     done = subprocess.run([sys.executable, "-c", script], env=environ, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+QUESTIONS = (
+    ("budget", "--shape", "qwen3-8b"), ("budget", "--shape", "qwen3-8b", "--json"), ("budget", "--colour", "--json"),
+    ("probe",), ("probe", "--json"), ("up", "--print-config"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("words", QUESTIONS)
+def test_an_answer_that_nobody_gets_is_one_line_and_code_1(
+    words: tuple[str, ...], environ: dict[str, str], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "homeserve", *words]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, env=environ, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    said = "homeserve: error: standard output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+@pytest.mark.parametrize("words", [*QUESTIONS[:2], QUESTIONS[4]])
+def test_a_stdout_that_is_closed_is_one_line_and_code_1(
+    words: tuple[str, ...], environ: dict[str, str], tmp_path: Path
+) -> None:
+    command = ["sh", "-c", '"$@" >&-', "sh", sys.executable, "-m", "homeserve", *words]
+    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    said = "homeserve: error: standard output is closed: nothing could be said\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+def test_a_reader_that_left_is_told_nothing(environ: dict[str, str], tmp_path: Path) -> None:
+    for words in (*QUESTIONS[:2], QUESTIONS[4]):
+        inner, outer = os.pipe()
+        os.close(inner)
+        command = [sys.executable, "-m", "homeserve", *words]
+        done = subprocess.run(
+            command, env=environ, cwd=tmp_path, stdout=outer, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+        os.close(outer)
+        assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_what_the_answer_is_printed_into_is_no_picture(environ: dict[str, str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "homeserve", "budget", "--shape", "qwen3-8b", "--svg", "out"]
+    with open(tmp_path / "out", "w") as out:
+        done = subprocess.run(
+            command, env=environ, cwd=tmp_path, stdout=out, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert done.returncode == 2 and "own output goes there" in done.stderr

@@ -428,3 +428,16 @@ def test_any_json_is_a_box_with_doubts_or_an_error(top: dict[str, Any], gpus: li
         found = ceilings(box, None)
         assert found.devices[-1].id == "cpu"
         assert box_from_json(json.loads(json.dumps(box_to_json(box))), "y") == box
+
+
+def test_a_name_that_is_said_twice_is_a_doubt(tmp_path: Path) -> None:
+    path = tmp_path / "box.json"
+    path.write_text(
+        '{"mem_total_mib": 1024, "mem_total_mib": 2048, "gpus": [{"vendor": "NVidiaX", "uma": 0, "uma": false}]}'
+    )
+    box = load_box(str(path))
+    assert box.memory is not None and box.memory.limit_bytes == 2048 * MIB
+    told = {doubt.where.rpartition(": ")[2]: doubt for doubt in box.doubts}
+    assert told["mem_total_mib"].what == told["gpus[0].uma"].what == "it is said more than once"
+    assert told["mem_total_mib"].taken == "the last of them"
+    assert told["gpus[0].vendor"].what.startswith("NVidiaX is none of")

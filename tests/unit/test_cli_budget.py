@@ -189,6 +189,12 @@ def test_mixes_by_name_in_any_spelling() -> None:
         ("m.gguf --shape qwen3-8b", "shape", "both given"),
         ("--svg x.svg --box box.json", "svg", "a plan needs a model"),
         ("--shape qwen3-8b --box box.json --svg no/such/x.svg", "svg", "No such file"),
+        ("--shape qwen3-8b --box box.json --svg fifo", "svg", "it is a FIFO, not a regular file"),
+        ("--shape qwen3-8b --box box.json --svg .", "svg", "it is a folder, not a regular file"),
+        ("--shape qwen3-8b --box box.json --svg=", "svg", "no name of a file"),
+        ("m.gguf --box box.json --svg box.json", "svg", "no picture, and it is not replaced"),
+        ("--shape qwen3-8b --box fifo", "box", "not a regular file"),
+        ("--shape fifo --box box.json", "shape", "not a regular file"),
         ("--shape qwen3-8b --box box.json --context 999999", "context", "40960 tokens"),
         ("--shape qwen3-8b --box box.json --context 4096 --kv-tokens 1024", "kv_tokens", "does not fit"),
         ("--shape qwen3-8b --box box.json --devices cuda:0", "devices", "no device 'cuda:0'"),
@@ -205,6 +211,7 @@ def test_mixes_by_name_in_any_spelling() -> None:
 def test_bad_input_is_one_error_that_names_its_field(
     words: str, field: str, part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    os.mkfifo(tmp_path / "fifo")
     (tmp_path / "bad.json").write_text(json.dumps({"arch": "llama", "layers": 4, "hidden": -3}))
     (tmp_path / "text.json").write_text("{")
     (tmp_path / "list.json").write_text("[3]")
@@ -288,6 +295,39 @@ def test_a_card_without_a_backend_is_the_first_doubt(capsys: pytest.CaptureFixtu
 def test_a_picture_is_drawn_beside_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _ = shown(capsys, "--shape", "qwen3-8b", "--box", "cards.json", "--svg", "x.svg")
     assert code == 0 and (tmp_path / "x.svg").read_text().startswith("<svg xmlns=")
+
+
+def test_only_a_picture_is_replaced_by_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("", "<svg/>", '<?xml version="1.0"?>', "<!-- drawn -->"):
+        (tmp_path / "x.svg").write_text(text)
+        assert shown(capsys, "--shape", "qwen3-8b", "--box", "cards.json", "--svg", "x.svg")[0] == 0
+        assert (tmp_path / "x.svg").read_text().startswith("<svg xmlns=")
+    shutil.copy(TINY, "m.gguf")
+    code, read = shown(capsys, "m.gguf", "--box", "box.json", "--svg", "m.gguf")
+    assert code == 2 and read["error"]["field"] == "svg"
+    assert (tmp_path / "m.gguf").read_bytes() == TINY.read_bytes()
+
+
+def test_names_of_others_do_not_write_to_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b]0;x\x07\x1b[2J\u202e"
+    shape = json.loads((Path(budget.__file__).parents[2] / "budget" / "shapes" / "qwen3-8b.json").read_text())
+    (tmp_path / "s.json").write_text(json.dumps(shape | {"name": f"Q{evil}"}))
+    shutil.copy(TINY, f"m{evil}.gguf")
+    for words in (("--shape", "s.json"), (f"m{evil}.gguf",), (), (f"n{evil}.gguf",), ("--shape", f"s{evil}")):
+        for more in ((), ("--quant", "Q2_K")) if words else ((),):
+            cli.main(["budget", "--box", "box.json", *words, *more])
+            out, err = capsys.readouterr()
+            text = (out + err).replace("\n", "")
+            assert text.isprintable(), ascii(text)
+    cli.main(["budget", "--box", "box.json", "--shape", "s.json"])
+    assert "Q\\x1b]0;x\\x07\\x1b[2J\\u202e" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("word", ["--js", "--json=1", "--jsn"])
+def test_whoever_asks_for_json_gets_errors_as_json(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["budget", word]) == 2
+    out, err = capsys.readouterr()
+    assert err == "" and json.loads(out)["error"]["message"]
 
 
 def test_up_with_the_command_of_a_plan_is_understood(capsys: pytest.CaptureFixture[str]) -> None:

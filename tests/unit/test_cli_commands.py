@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from budget.shape import load_shape
 from budget.wish import Wish
 from homeserve import __version__, cli
 from homeserve.commands import doctor, down, ps
-from homeserve.commands.announce import Announcer, curl
+from homeserve.commands.announce import Announcer, Heard, curl
 from homeserve.commands.progress import ProgressLines
 from homeserve.commands.pull import describe
 from homeserve.errors import SettingError
@@ -30,8 +31,11 @@ from homeserve.instances import (
     TEARDOWN_LIMIT_S,
     Instance,
     Record,
+    check_ready_file,
     is_alive,
+    kind_of,
     process_birth,
+    remove_ready_file,
     running,
     stop,
     write_atomically,
@@ -186,6 +190,80 @@ def test_write_atomically_leaves_nothing_where_it_cannot(tmp_path: Path) -> None
     with pytest.raises(OSError):
         write_atomically(tmp_path / "taken", "x")
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_only_regular_files_are_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "to-fifo").symlink_to("fifo")
+    for name, kind in (("fifo", "a FIFO"), ("to-fifo", "a FIFO"), (".", "a folder")):
+        with pytest.raises(OSError, match=f"it is {kind}, not a regular file"):
+            write_atomically(tmp_path / name, "x")
+    assert (tmp_path / "fifo").is_fifo() and (tmp_path / "to-fifo").is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fifo", "to-fifo"]
+    assert kind_of(os.stat(os.devnull).st_mode) == "a device"
+
+
+def test_a_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder/file")
+    for text in ("one", "two"):  # the first time there is no file yet
+        write_atomically(tmp_path / "link", text)
+        assert (tmp_path / "link").is_symlink() and (tmp_path / "folder" / "file").read_text() == text
+    # Nor is the part that becomes the file written through a link that lies in its place.
+    (tmp_path / "other").write_text("kept")
+    (tmp_path / f".new.{os.getpid()}").symlink_to("other")
+    write_atomically(tmp_path / "new", "x")
+    assert (tmp_path / "other").read_text() == "kept" and (tmp_path / "new").read_text() == "x"
+
+
+@pytest.mark.parametrize("content", [None, "", " \n", '{"schema": 1, "url": "http://x", "pid": 4}'])
+def test_a_ready_file_may_be_new_empty_or_that_of_a_server(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "ready"
+    if content is not None:
+        path.write_text(content)
+    check_ready_file(path)
+    remove_ready_file(path)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("content", ["GGUF...", "[3]", '{"url": 1}', '{"url": "' + "x" * 70000 + '", "pid": 4}'])
+def test_a_ready_file_is_never_a_model_or_a_device(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_text(content)
+    with pytest.raises(SettingError, match="no ready file, and it is not replaced") as caught:
+        check_ready_file(path)
+    assert caught.value.field == "ready_file" and caught.value.fix
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(SettingError, match="a FIFO, not a regular file"):
+        check_ready_file(tmp_path / "fifo")
+    for each in (path, tmp_path / "fifo"):
+        remove_ready_file(each)
+    assert path.read_text() == content and (tmp_path / "fifo").is_fifo()
+
+
+class Full(io.StringIO):
+    """A stream on a full disk."""
+
+    def __init__(self, number: int, error: type[OSError]) -> None:
+        super().__init__()
+        self._number, self._error = number, error
+
+    def write(self, text: str) -> int:
+        raise self._error(28, "No space left on device")
+
+    def fileno(self) -> int:
+        return self._number
+
+
+@pytest.mark.parametrize(("error", "said"), [(OSError, 1), (BrokenPipeError, 0)])
+def test_a_server_outlives_its_stdout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], error: type[OSError], said: int
+) -> None:
+    with open(tmp_path / "full", "w") as file:
+        out: Any = Heard(Full(file.fileno(), error))
+        for _ in range(3):
+            print("something", file=out, flush=True)
+    assert capsys.readouterr().err.count("standard output cannot be written: No space") == said
 
 
 def test_stop_of_a_process_that_is_gone_is_done() -> None:
