@@ -10,7 +10,8 @@ Three kinds of candidates, of which the planner tries each:
 
 With the fullest cut among the candidates, a model that fits a pipeline at all is never refused for want of a cut, and
 more memory never means a smaller pool. In the tensor layout the sum of what all ranks have left does not depend on the
-weight vector, so a vector by memory is as good as any; the token vector then follows what is left.
+weight vector, so any that fits is as good as another: by memory, and evened out where heads and blocks are too coarse
+to follow it. The token vector then follows what is left.
 
 Pure.
 """
@@ -111,8 +112,9 @@ def shards(job: Job, option: Option, ceilings: Ceilings) -> list[Shard]:
     given = reduced(job.wish.token_vector) if job.wish.token_vector else ()
     if job.wish.weight_vector:
         return [Shard(reduced(job.wish.weight_vector), given)]
-    vectors = [reduced(apportion(_VECTOR_UNITS, s, at_least=1)) for s in _blended(job, option, ceilings)]
-    return [Shard(vector, given) for vector in dict.fromkeys(vectors)]
+    vectors = [apportion(_VECTOR_UNITS, s, at_least=1) for s in _blended(job, option, ceilings)]
+    vectors.append(_evened(job, option, ceilings, vectors[-1]))
+    return [Shard(vector, given) for vector in dict.fromkeys(map(reduced, vectors))]
 
 
 def token_vector(
@@ -223,6 +225,31 @@ def _blended(job: Job, option: Option, ceilings: Ceilings) -> list[list[float]]:
     by_speed = [entry / sum(speed) for entry in speed]
     by_memory = [entry / sum(memory) for entry in memory]
     return [[(1 - b) * s + b * m for s, m in zip(by_speed, by_memory, strict=True)] for b in _BLENDS]
+
+
+def _evened(job: Job, option: Option, ceilings: Ceilings, vector: tuple[int, ...]) -> tuple[int, ...]:
+    """`vector` with units moved from the fullest rank to the emptiest as long as that helps: heads and blocks are
+    coarse, so a rank may get more bytes than its share of the vector."""
+    ranks = range(len(vector))
+    devices = [ceilings.devices[index] for index in option.ranks]
+    room_of = [(device.ceiling_bytes or 0) - standing_bytes(job, option, device) for device in devices]
+
+    def left(entries: tuple[int, ...]) -> list[float]:
+        shares = tensor_shares(job, Shard(reduced(entries), (1,) * len(entries)))
+        held = [share.weights + share.kv_copies + share.state + share.kv_fixed for share in shares]
+        return [have - size for have, size in zip(room_of, held, strict=True)]
+
+    best, have = vector, left(vector)
+    for _ in range(_VECTOR_UNITS):
+        full, empty = min(ranks, key=have.__getitem__), max(ranks, key=have.__getitem__)
+        for step in (1, 2, 4):
+            moved = tuple(entry + step * ((rank == empty) - (rank == full)) for rank, entry in enumerate(best))
+            if min(moved) >= 1 and min(found := left(moved)) > min(have):
+                best, have = moved, found
+                break
+        else:
+            break
+    return best
 
 
 def _given_cut(job: Job, option: Option) -> Cut | None:
