@@ -32,8 +32,12 @@ STEP_GATE = 8
 STEP_SELECT = 9
 STEP_SOFTCAP = 10
 STEP_ADD_GATED = 11
+STEP_EXPERTS = 12
+STEP_DELTA = 13
 
 GATES = {"silu": 0, "gelu": 1, "swiglu_oai": 2}
+ROUTES = {"softmax": 0, "sigmoid": 1, "chosen": 2}
+DELTA_KERNEL_MOST = 8
 
 
 class Matrix(Structure):
@@ -46,6 +50,69 @@ class Part(Structure):
     """`hs_part`: one matrix of a linear step."""
 
     _fields_ = [("matrix", Matrix), ("bias", c_void_p), ("dst", c_void_p), ("dst_stride", c_int64)]
+
+
+class Stack(Structure):
+    """`hs_stack`: one matrix of each expert."""
+
+    _fields_ = [("matrix", Matrix), ("expert_bytes", c_int64), ("bias", c_void_p)]
+
+
+class Experts(Structure):
+    """`hs_experts`: what a step of experts needs besides its buffers."""
+
+    _fields_ = [
+        ("count", c_int32),
+        ("used", c_int32),
+        ("func", c_int32),
+        ("normalise", c_int32),
+        ("scale", c_float),
+        ("reserved", c_int32),
+        ("selection", c_void_p),
+        ("gate", Stack),
+        ("up", Stack),
+        ("down", Stack),
+        ("scores", c_void_p),
+        ("chosen", c_void_p),
+        ("weights", c_void_p),
+        ("places", c_void_p),
+        ("pair_rows", c_void_p),
+        ("starts", c_void_p),
+        ("active", c_void_p),
+        ("active_count", c_void_p),
+        ("gate_out", c_void_p),
+        ("up_out", c_void_p),
+        ("down_out", c_void_p),
+        ("pair_activation", c_void_p),
+        ("inner_stride", c_int64),
+        ("out_stride", c_int64),
+    ]
+
+
+class Delta(Structure):
+    """`hs_delta`: what a delta net needs besides its buffers."""
+
+    _fields_ = [
+        ("key_heads", c_int32),
+        ("value_heads", c_int32),
+        ("key_dim", c_int32),
+        ("value_dim", c_int32),
+        ("kernel", c_int32),
+        ("tiled", c_int32),
+        ("eps", c_float),
+        ("reserved", c_int32),
+        ("alpha", c_void_p),
+        ("alpha_stride", c_int64),
+        ("conv", c_void_p),
+        ("dt_bias", c_void_p),
+        ("a", c_void_p),
+        ("norm", c_void_p),
+        ("convolved", c_void_p),
+        ("convolved_stride", c_int64),
+        ("states", c_void_p),
+        ("slot_floats", c_int64),
+        ("matrix_at", c_int64),
+    ]
 
 
 class Step(Structure):
@@ -87,6 +154,8 @@ class Step(Structure):
         ("k_pool", c_void_p),
         ("v_pool", c_void_p),
         ("partials", c_void_p),
+        ("experts", POINTER(Experts)),
+        ("delta", POINTER(Delta)),
     ]
 
 
@@ -100,8 +169,9 @@ class ProgramRecord(Structure):
         ("slots", c_int32),
         ("max_rows", c_int32),
         ("max_logit_rows", c_int32),
-        ("reserved", c_int32),
+        ("state_slots", c_int32),
         ("tiles", c_void_p),
+        ("lane_runs", c_void_p),
     ]
 
 
@@ -119,10 +189,11 @@ class BatchRecord(Structure):
         ("row_lanes", c_void_p),
         ("tables", c_void_p),
         ("logit_rows", c_void_p),
+        ("states", c_void_p),
     ]
 
 
-STRUCTS: tuple[type[Structure], ...] = (Matrix, Part, Step, ProgramRecord, BatchRecord)
+STRUCTS: tuple[type[Structure], ...] = (Matrix, Part, Stack, Experts, Delta, Step, ProgramRecord, BatchRecord)
 
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "hs_abi_version": (c_int32, []),
@@ -138,6 +209,10 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "hs_activation_bytes": (c_size_t, [c_int32]),
     "hs_partial_floats": (c_size_t, [c_int32, c_int32, c_int32, c_int32, c_int32]),
     "hs_repack": (c_int32, [c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p]),
+    "hs_repack_stack": (
+        c_int32,
+        [c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32, c_int32, c_void_p, c_void_p],
+    ),
     "hs_unpack_row": (c_int32, [POINTER(Matrix), c_int32, c_void_p]),
     "hs_run": (c_int32, [c_void_p, POINTER(ProgramRecord), POINTER(BatchRecord)]),
 }

@@ -8,7 +8,7 @@ CpuBackend(options)    chooses the ISA level, loads its library, starts the team
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from ctypes import byref, c_int32, c_void_p
+from ctypes import byref, c_int32
 from pathlib import Path
 
 import numpy as np
@@ -32,12 +32,13 @@ from backends.base import (
     StatePool,
     TensorView,
 )
-from backends.cpu import abi, capability, cores, levels
+from backends.cpu import abi, capability, cores, delta, levels
+from backends.cpu.load import load_weights
 from backends.cpu.memory import Mapping as MemoryMapping
 from backends.cpu.memory import doubles_at, floats_at
-from backends.cpu.record import MATRIX, Plan, Recorder, check_kv, padded
+from backends.cpu.record import Plan, Recorder, check_kv
+from backends.cpu.widths import padded
 from backends.needs import refuse_missing
-from backends.quant import QuantType
 
 SPIN_PAUSES = 4000
 """How long a waiting thread spins before it sleeps, in pause instructions: some 50 to 150 microseconds."""
@@ -89,8 +90,10 @@ class CpuBackend:
         """
         refuse_missing("cpu", capability.TABLE, ops, weights, kv)
         capability.refuse_shapes("cpu", ops, kv.type)
-        plan = Plan(self.library, ops, weights, kv, limits, self.threads)
+        capability.refuse_vectors("cpu", ops, weights)
+        plan = Plan(self.library, ops, weights, kv, limits, self.threads, states)
         check_kv(plan)
+        delta.check(ops, states)
         return CpuProgram(self, plan, progress)
 
     def close(self) -> None:
@@ -125,16 +128,18 @@ class CpuProgram:
         plan.weights.place(weights.address)
         plan.workspace.place(workspace.address)
         kv_base = kv.address
-        _load_weights(self._backend, plan, progress)
-        for mapping in (workspace, kv):  # repacking has touched all of the weights
-            mapping.commit(self._backend.team, progress)
+        state = self._map_states(plan)
+        load_weights(self._library, self._backend.team, plan, progress)
+        for mapping in self._mappings:
+            if mapping is not weights:  # repacking has touched all of the weights
+                mapping.commit(self._backend.team, progress)
         for rope, (frequencies, _) in plan.ropes.items():
             doubles_at(plan.workspace.address(frequencies), len(rope.frequencies))[:] = rope.frequencies
         addresses = []
         for k, v in kv_sizes:
             addresses.append((kv_base, kv_base + k))
             kv_base += k + v
-        self._steps, self._parts = Recorder(plan, addresses).record()
+        self._steps, self._parts = Recorder(plan, addresses, state).record()
         self._record = abi.ProgramRecord(
             steps=self._steps,
             step_count=len(self._steps),
@@ -144,10 +149,22 @@ class CpuProgram:
             slots=plan.kv.slots if plan.kv.layers else 0,
             max_rows=plan.limits.rows,
             max_logit_rows=plan.limits.logit_rows,
+            state_slots=plan.states.slots if plan.states.layers else 0,
             tiles=plan.workspace.address(plan.tiles),
+            lane_runs=plan.workspace.address(plan.lane_runs) if plan.lane_runs is not None else None,
         )
         self._last_scope = plan.scopes[-1]
         self._output = _output_view(plan)
+
+    def _map_states(self, plan: Plan) -> int:
+        """Address of state slot 0. Programs without recurrent layers have no such line."""
+        self._states, self._state_base = plan.states, 0
+        if plan.states.layers:
+            each, slots = delta.slot_bytes(plan.states), plan.states.slots
+            layers = len(plan.states.layers)
+            mapping = self._map("state", each * slots, f"{slots} states of {each} bytes in {layers} layers")
+            self._state_base = mapping.address
+        return self._state_base
 
     def _map(self, line: str, size: int, arithmetic: str) -> MemoryMapping:
         mapping = MemoryMapping(self._library, size, line, arithmetic)
@@ -161,9 +178,12 @@ class CpuProgram:
         """
         tokens, positions, slots = _int32(batch.tokens), _int32(batch.positions), _int32(batch.slots)
         row_lanes, tables, logit_rows = _int32(batch.lanes), _int32(batch.tables), _int32(batch.logit_rows)
+        states = _int32(batch.states)
         rows = len(tokens)
         if not len(positions) == len(slots) == len(row_lanes) == rows or tables.ndim != 2:
             raise ValueError("tokens, positions, slots and lanes must be of one length, tables of two dimensions")
+        if self._states.layers and len(states) != tables.shape[0]:
+            raise ValueError(f"{len(states)} states for {tables.shape[0]} lanes")
         record = abi.BatchRecord(
             rows,
             len(logit_rows),
@@ -175,6 +195,7 @@ class CpuProgram:
             row_lanes.ctypes.data,
             tables.ctypes.data,
             logit_rows.ctypes.data,
+            states.ctypes.data,
         )
         code = self._library.hs_run(self._backend.team, byref(self._record), byref(record))
         if code != abi.OK:
@@ -182,11 +203,13 @@ class CpuProgram:
         return self._output[: len(logit_rows) if self._last_scope else rows]
 
     def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
-        if pairs:
-            raise ValueError("this program has no recurrent layers, so there are no states to copy")
+        """Copy state slots (source, target) of all layers, in this order. Raises ValueError for a slot that there is
+        not."""
+        delta.copy(self._state_base, self._states, pairs)
 
     def memory_lines(self) -> Mapping[str, int]:
-        """Bytes held: packed weights, the KV pool, buffers and scratch. All of it is resident since the bind."""
+        """Bytes held: packed weights, the KV pool, states, buffers and scratch. All of it is resident since the
+        bind."""
         return {mapping.purpose: mapping.size for mapping in self._mappings}
 
     def memory_regions(self) -> tuple[MemoryRegion, ...]:
@@ -198,37 +221,6 @@ class CpuProgram:
         for mapping in self._mappings:
             mapping.close()
         self._mappings.clear()
-
-
-def _load_weights(backend: CpuBackend, plan: Plan, progress: LoadProgress) -> None:
-    total = sum(stored.view.nbytes for stored in plan.stored.values())
-    done = 0
-    progress("weights", 0, total)
-    for stored in plan.stored.values():
-        view, address = stored.view, plan.weights.address(stored.offset)
-        data = np.ascontiguousarray(view.data)
-        if data.nbytes != view.nbytes:
-            raise ValueError(
-                f"{view.name}: {data.nbytes} bytes of data for [{view.rows}, {view.cols}] of {view.type.name}"
-            )
-        if stored.form == MATRIX:
-            code = backend.library.hs_repack(
-                backend.team, view.type.gguf_id, view.rows, view.cols, c_void_p(data.ctypes.data), c_void_p(address)
-            )
-            if code != abi.OK:
-                raise ValueError(f"{view.name}: {abi.ERRORS[code]}")
-        else:
-            floats_at(address, view.rows * view.cols)[:] = _as_floats(view.type, data)
-        done += view.nbytes
-        progress("weights", done, total)
-
-
-def _as_floats(kind: QuantType, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-    if kind is QuantType.F32:
-        return data.view(np.float32).reshape(-1)
-    if kind is QuantType.F16:
-        return data.view(np.float16).reshape(-1).astype(np.float32)
-    return (data.view(np.uint16).reshape(-1).astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def _output_view(plan: Plan) -> npt.NDArray[np.float32]:

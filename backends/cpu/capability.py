@@ -6,9 +6,19 @@ each KV type and each feature, the gate one for each kind.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from backends.base import Attention, Capability, Op, RopeStore, Unsupported
+from backends.base import (
+    Attention,
+    Capability,
+    DeltaNet,
+    Experts,
+    Op,
+    RopeStore,
+    TensorView,
+    Unsupported,
+    Weight,
+)
 from backends.cpu import abi
 from backends.quant import QuantType
 
@@ -21,9 +31,14 @@ PACKED_TYPES = (
     QuantType.Q5_0,
     QuantType.Q5_1,
     QuantType.Q8_0,
+    QuantType.Q2_K,
+    QuantType.Q3_K,
     QuantType.Q4_K,
     QuantType.Q5_K,
     QuantType.Q6_K,
+    QuantType.IQ4_NL,
+    QuantType.IQ4_XS,
+    QuantType.MXFP4,
 )
 MATRIX_TYPES = FLOAT_TYPES + PACKED_TYPES
 KV_TYPES = (*FLOAT_TYPES, QuantType.Q8_0, QuantType.F8)
@@ -46,6 +61,10 @@ TABLE: tuple[Capability, ...] = (
     *(Capability("Attention", feature, True) for feature in ("softcap", "sinks", "gated")),
     *(Capability("GatedActivation", kind, True) for kind in abi.GATES),
     *(Capability(op, "F32", True) for op in ("AddGated", "Softcap", "SelectRows")),
+    *_entries("Experts", MATRIX_TYPES, "no kernel for this type yet"),
+    *(Capability("Experts", kind, True) for kind in abi.GATES),
+    *(Capability("Experts", f"routing {func}", True) for func in abi.ROUTES),
+    Capability("DeltaNet", "F32", True),
 )
 
 
@@ -63,5 +82,26 @@ def refuse_shapes(backend: str, ops: Sequence[Op], kv: QuantType) -> None:
             missing[Capability(name, f"head_dim {op.head_dim}", False, why)] = None
         if op.heads % op.kv_heads:
             missing[Capability(name, f"{op.heads} heads", False, f"no multiple of {op.kv_heads} KV heads")] = None
+    if missing:
+        raise Unsupported(backend, tuple(missing))
+
+
+def refuse_vectors(backend: str, ops: Sequence[Op], weights: Mapping[str, TensorView]) -> None:
+    """Raise Unsupported with everything that delta nets and routings want as floats and is not, and every convolution
+    that is too long."""
+    missing: dict[Capability, None] = {}
+    for op in ops:
+        vectors: tuple[Weight | None, ...] = ()
+        if isinstance(op, DeltaNet):
+            vectors = (op.conv, op.dt_bias, op.a, op.norm)
+            if op.kernel > abi.DELTA_KERNEL_MOST:
+                why = f"at most {abi.DELTA_KERNEL_MOST}"
+                missing[Capability("DeltaNet", f"convolution of {op.kernel}", False, why)] = None
+        elif isinstance(op, Experts):
+            vectors = (op.routing.selection,)
+        for vector in vectors:
+            if vector is not None and weights[vector.name].type not in FLOAT_TYPES:
+                name = weights[vector.name].type.name
+                missing[Capability(type(op).__name__, f"{name} vectors", False, f"{vector.name} must be floats")] = None
     if missing:
         raise Unsupported(backend, tuple(missing))

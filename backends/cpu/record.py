@@ -17,11 +17,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from backends.base import (
+    NO_STATES,
     PAGE_LEN,
     AddGated,
     Attention,
     Buffer,
+    DeltaNet,
     EmbedRows,
+    ExpertMatrix,
+    Experts,
     GatedActivation,
     KvPool,
     Limits,
@@ -32,36 +36,50 @@ from backends.base import (
     RopeStore,
     SelectRows,
     Softcap,
+    StatePool,
     TensorView,
     Weight,
 )
-from backends.cpu import abi
+from backends.cpu import abi, delta, experts
 from backends.cpu.capability import PACKED_TYPES
 from backends.cpu.memory import Arena
+from backends.cpu.widths import FLOAT_BYTES, padded
 from backends.quant import QuantType
 
-FLOAT_BYTES = 4
 DOUBLE_BYTES = 8
-LANES = 16
+INT_BYTES = 4
 ACTIVATION_BLOCK = 32
 
 MATRIX = "matrix"
 VECTOR = "vector"
-
-
-def padded(width: int) -> int:
-    """Floats from one row of a buffer to the next."""
-    return -(-width // LANES) * LANES
+TRANSPOSED = "transposed"
+STACK = "stack"
+STACK_BIAS = "stack bias"
 
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """A weight of the program: where in the weights arena it lies, as a packed matrix or as floats."""
+    """A weight of the program: where in the weights arena it lies, and as what.
+
+    matrix        packed in R16
+    vector        floats
+    transposed    floats, columns first
+    stack         `rows` of every expert, each expert's packed in R16
+    stack bias    floats, each expert's padded to 16
+    """
 
     view: TensorView
     form: str
     offset: int
     size: int
+    rows: ExpertMatrix | None = None
+
+    @property
+    def source_bytes(self) -> int:
+        """Bytes of the checkpoint that it holds."""
+        if self.rows is None:
+            return self.view.nbytes
+        return self.view.nbytes // self.rows.pitch * self.rows.height
 
 
 class Plan:
@@ -75,12 +93,14 @@ class Plan:
         kv: KvPool,
         limits: Limits,
         threads: int,
+        states: StatePool = NO_STATES,
     ) -> None:
         if not ops:
             raise ValueError("a program needs at least one op")
         self.library = library
         self.ops = tuple(ops)
         self.kv = kv
+        self.states = states
         self.limits = limits
         self.weights = Arena()
         self.workspace = Arena()
@@ -91,6 +111,10 @@ class Plan:
         for op in self.ops:
             for weight, form in _weights_of(op):
                 self._store(weight, form, weights)
+            if isinstance(op, Experts):
+                experts.check(op)
+                for matrix in experts.matrices_of(op):
+                    self._store_stack(matrix, weights)
         rows_of: dict[str, int] = {}
         widths: dict[str, Buffer] = {}
         for op, scope in zip(self.ops, self.scopes, strict=True):
@@ -107,7 +131,12 @@ class Plan:
             self.buffers[name] = (buffer, self.workspace.reserve(size))
         self.activation = self.workspace.reserve(self._activation_bytes())
         self.partials = self.workspace.reserve(self._partial_bytes(threads))
-        self.tiles = self.workspace.reserve(2 * limits.rows * 4)
+        self.tiles = self.workspace.reserve(2 * limits.rows * INT_BYTES)
+        self.lane_runs = self.workspace.reserve(2 * limits.rows * INT_BYTES) if states.layers else None
+        convolved = [delta.convolved_floats(op) for op in self.ops if isinstance(op, DeltaNet)]
+        self.convolved = self.workspace.reserve(max(convolved, default=0) * limits.rows * FLOAT_BYTES)
+        scratch = experts.scratch_bytes(self.ops, self.scopes, limits, weights, library)
+        self.expert_scratch = {field: self.workspace.reserve(size) for field, size in scratch.items()}
         for op in self.ops:
             if isinstance(op, RopeStore) and op.rope is not None and op.rope not in self.ropes:
                 pairs = len(op.rope.frequencies)
@@ -127,7 +156,7 @@ class Plan:
             if known.form != form:
                 raise ValueError(f"{weight.name} is used as a matrix and as a vector")
             return
-        if form == VECTOR:
+        if form in (VECTOR, TRANSPOSED):
             size = padded(view.rows * view.cols) * FLOAT_BYTES
         else:
             size = self.library.hs_packed_bytes(view.type.gguf_id, view.rows, view.cols)
@@ -135,11 +164,30 @@ class Plan:
                 raise ValueError(f"{weight.name}: {view.cols} columns are no whole number of {view.type.name} blocks")
         self.stored[weight.name] = StoredWeight(view, form, self.weights.reserve(size), size)
 
+    def _store_stack(self, matrix: ExpertMatrix, weights: Mapping[str, TensorView]) -> None:
+        view, name = weights[matrix.weight.name], experts.stack_name(matrix)
+        if (view.rows, view.cols) != (matrix.weight.rows, matrix.weight.cols):
+            raise ValueError(
+                f"{view.name} is [{view.rows}, {view.cols}], the op wants [{matrix.weight.rows}, {matrix.weight.cols}]"
+            )
+        count = view.rows // matrix.pitch
+        if name not in self.stored:
+            size = count * self.library.hs_packed_bytes(view.type.gguf_id, matrix.height, view.cols)
+            if size == 0:
+                raise ValueError(f"{name}: {view.cols} columns are no whole number of {view.type.name} blocks")
+            self.stored[name] = StoredWeight(view, STACK, self.weights.reserve(size), size, matrix)
+        if matrix.bias is not None and f"{name}.bias" not in self.stored:
+            bias = weights[matrix.bias.name]
+            if (bias.rows, bias.cols) != (1, view.rows):
+                raise ValueError(f"{bias.name} is [{bias.rows}, {bias.cols}], the op wants [1, {view.rows}]")
+            size = count * padded(matrix.height) * FLOAT_BYTES
+            self.stored[f"{name}.bias"] = StoredWeight(bias, STACK_BIAS, self.weights.reserve(size), size, matrix)
+
     def _activation_bytes(self) -> int:
         sizes = [
             (self.limits.logit_rows if scope else self.limits.rows) * self.library.hs_activation_bytes(op.src.width)
             for op, scope in zip(self.ops, self.scopes, strict=True)
-            if isinstance(op, Linear)
+            if isinstance(op, Linear | Experts)
         ]
         return max(sizes, default=0)
 
@@ -165,13 +213,14 @@ class Plan:
 class Recorder:
     """Turns a placed plan into native steps. Keeps alive what the steps point to (`parts`)."""
 
-    def __init__(self, plan: Plan, kv_addresses: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, plan: Plan, kv_addresses: Sequence[tuple[int, int]], states: int = 0) -> None:
         self._plan = plan
         self._kv = kv_addresses
-        self._parts: list[ctypes.Array[abi.Part]] = []
+        self._states = states
+        self._parts: list[ctypes.Array[abi.Part] | ctypes.Structure] = []
         self._steps: list[abi.Step] = []
 
-    def record(self) -> tuple[ctypes.Array[abi.Step], list[ctypes.Array[abi.Part]]]:
+    def record(self) -> tuple[ctypes.Array[abi.Step], list[ctypes.Array[abi.Part] | ctypes.Structure]]:
         plan = self._plan
         for rope, (frequencies, table) in plan.ropes.items():
             self._emit(
@@ -200,6 +249,10 @@ class Recorder:
                     self._add_gated(op, scope)
                 case Softcap():
                     self._softcap(op, scope)
+                case Experts():
+                    self._experts(op, scope)
+                case DeltaNet():
+                    self._delta(index, op, scope)
                 case SelectRows():
                     self._select(op)
         return (abi.Step * len(self._steps))(*self._steps), self._parts
@@ -339,6 +392,51 @@ class Recorder:
     def _softcap(self, op: Softcap, scope: int) -> None:
         self._emit(abi.STEP_SOFTCAP, scope, width=op.src.width, scale=op.cap, **self._at("src", op.src))
 
+    def _experts(self, op: Experts, scope: int) -> None:
+        plan = self._plan
+        views = {stored.view.name: stored.view for stored in plan.stored.values()}
+        packed = experts.is_packed([op.gate.weight, op.up.weight], views)
+        if packed:
+            self._emit(
+                abi.STEP_QUANTISE,
+                scope,
+                width=op.src.width,
+                activation=self._activation_address(),
+                **self._at("src", op.src),
+            )
+        scratch = {field: plan.workspace.address(offset) for field, offset in plan.expert_scratch.items()}
+        detail = experts.record(op, views, scratch, self._stored_address, plan.library)
+        self._parts.append(detail)
+        self._emit(
+            abi.STEP_EXPERTS,
+            scope,
+            width=op.src.width,
+            gate=abi.GATES[op.kind],
+            experts=ctypes.pointer(detail),
+            activation=self._activation_address() if packed else None,
+            **self._at("src", op.src),
+            **self._at("add", op.logits),
+            **self._at("dst", op.out),
+        )
+
+    def _delta(self, index: int, op: DeltaNet, scope: int) -> None:
+        plan = self._plan
+        at = self._at("alpha", op.alpha)
+        alpha, convolved = (at["alpha"], at["alpha_stride"]), plan.workspace.address(plan.convolved)
+        detail = delta.record(op, plan.states, self._states, alpha, convolved, self._stored_address)
+        self._parts.append(detail)
+        self._emit(
+            abi.STEP_DELTA,
+            scope,
+            width=op.out.width,
+            delta=ctypes.pointer(detail),
+            activation=self._activation_for(index, op.out, op.value_dim),
+            **self._at("src", op.mixed),
+            **self._at("add", op.z),
+            **self._at("third", op.beta),
+            **self._at("dst", op.out),
+        )
+
     def _select(self, op: SelectRows) -> None:
         self._emit(
             abi.STEP_SELECT,
@@ -366,7 +464,10 @@ class Recorder:
         return abi.Matrix(data=address, type=stored.view.type.gguf_id, rows=weight.rows, cols=weight.cols)
 
     def _vector(self, weight: Weight) -> int:
-        return self._plan.weights.address(self._plan.stored[weight.name].offset)
+        return self._stored_address(weight.name)
+
+    def _stored_address(self, name: str) -> int:
+        return self._plan.weights.address(self._plan.stored[name].offset)
 
     def _activation_address(self) -> int:
         return self._plan.workspace.address(self._plan.activation)
@@ -397,6 +498,8 @@ def _quantises(op: Op, out: Buffer) -> bool:
             unit = written.width
         case Attention(out=written, head_dim=head_dim):
             unit = head_dim
+        case DeltaNet(out=written, value_dim=value_dim):
+            unit = value_dim
         case _:
             return False
     return written.name == out.name and unit % ACTIVATION_BLOCK == 0
@@ -413,7 +516,7 @@ def _scopes(ops: Sequence[Op]) -> Iterator[int]:
             if scope:
                 raise ValueError("a program selects its logit rows once")
             scope = 1
-        elif scope and isinstance(op, EmbedRows | RopeStore | Attention):
+        elif scope and isinstance(op, EmbedRows | RopeStore | Attention | DeltaNet):
             raise ValueError(f"{type(op).__name__} works on all rows and cannot follow SelectRows")
         yield scope
 
@@ -438,6 +541,10 @@ def _buffers_of(op: Op, scope: int) -> Iterator[tuple[Buffer, int]]:
             yield from ((buffer, scope) for buffer in (src, into, gate_or_none) if buffer is not None)
         case Softcap(src=src):
             yield src, scope
+        case Experts(src=src, logits=logits, out=out):
+            yield from ((buffer, scope) for buffer in (src, logits, out))
+        case DeltaNet():
+            yield from ((buffer, scope) for buffer in (op.mixed, op.z, op.beta, op.alpha, op.out))
         case SelectRows(src=src, out=out, add=add):
             yield from ((buffer, 0) for buffer in (src, add) if buffer is not None)
             yield out, 1
@@ -459,6 +566,11 @@ def _weights_of(op: Op) -> Iterator[tuple[Weight, str]]:
         case Attention(sinks=sinks):
             if sinks is not None:
                 yield sinks, VECTOR
+        case Experts(routing=routing) if routing.selection is not None:
+            yield routing.selection, VECTOR
+        case DeltaNet(conv=conv):
+            yield conv, TRANSPOSED
+            yield from ((vector, VECTOR) for vector in (op.dt_bias, op.a, op.norm))
 
 
 def _q_step(op: RopeStore | Attention) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.base import (
+    NO_STATES,
     Batch,
     Buffer,
     EmbedRows,
@@ -23,18 +24,36 @@ from backends.base import (
     Limits,
     Op,
     OpenOptions,
+    StatePool,
     TensorView,
     Weight,
 )
 from backends.cpu import levels
 from backends.cpu.backend import CpuBackend, CpuProgram
 from backends.quant import QuantType
+from backends.reference.backend import ReferenceBackend
 
 F32 = npt.NDArray[np.float32]
 
 FLOAT_TYPES = ("F32", "F16", "BF16")
-SIMPLE_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
-K_TYPES = ("Q4_K", "Q5_K", "Q6_K")
+SIMPLE_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4")
+K_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
+SCALES_AT = {
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q8_0": (0,),
+    "IQ4_NL": (0,),
+    "MXFP4": (),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_XS": (0,),
+}
+"""Where a block has its half-precision scales. Its other bytes may be anything."""
 ALL_TYPES = FLOAT_TYPES + SIMPLE_TYPES + K_TYPES
 
 NO_KV = KvPool((), 0, QuantType.F16)
@@ -75,8 +94,8 @@ def weights_of(kind: str, rows: int, cols: int, seed: int = 0) -> tuple[TensorVi
     """A random matrix of a type: its packed bytes and, by the `gguf` package, what they mean."""
     random = np.random.default_rng(seed)
     quant = QuantType[kind]
-    if kind in K_TYPES:
-        data = _random_k_blocks(kind, rows, cols, random)
+    if kind in K_TYPES or kind in ("IQ4_NL", "MXFP4"):
+        data = random_blocks(kind, rows, cols, random)
     else:
         dense = random.standard_normal((rows, cols)).astype(np.float32)
         data = gguf.quantize(dense, gguf.GGMLQuantizationType[kind]).view(np.uint8)
@@ -84,14 +103,15 @@ def weights_of(kind: str, rows: int, cols: int, seed: int = 0) -> tuple[TensorVi
     return TensorView(f"{kind}.{rows}x{cols}.{seed}", quant, rows, cols, data.reshape(-1)), meaning.reshape(rows, cols)
 
 
-def _random_k_blocks(kind: str, rows: int, cols: int, random: np.random.Generator) -> npt.NDArray[np.uint8]:
-    """Any bytes are a valid K block as long as its half-precision scales are finite."""
+def random_blocks(kind: str, rows: int, cols: int, random: np.random.Generator) -> npt.NDArray[np.uint8]:
+    """Any bytes are a valid block as long as its scales are finite."""
     quant = QuantType[kind]
-    blocks = random.integers(0, 256, (rows, cols // 256, quant.block_bytes), dtype=np.uint8)
-    places = (208,) if kind == "Q6_K" else (0, 2)
-    for at in places:
+    blocks = random.integers(0, 256, (rows, cols // quant.block_len, quant.block_bytes), dtype=np.uint8)
+    for at in SCALES_AT[kind]:
         scales = (random.uniform(0.5, 1.5, blocks.shape[:2]) * 1e-2).astype(np.float16)
         blocks[:, :, at : at + 2] = scales[..., None].view(np.uint8)
+    if kind == "MXFP4":
+        blocks[:, :, 0] = random.integers(118, 124, blocks.shape[:2])
     return blocks
 
 
@@ -131,9 +151,26 @@ def bind(
     logit_rows: int = 64,
     lane_pages: int = 4,
     lanes: int = 8,
+    states: StatePool = NO_STATES,
 ) -> CpuProgram:
     named = {view.name: view for view in weights}
-    return on.bind(ops, named, kv, Limits(rows, logit_rows, lanes, lane_pages), lambda stage, done, total: None)
+    limits = Limits(rows, logit_rows, lanes, lane_pages)
+    return on.bind(ops, named, kv, limits, lambda stage, done, total: None, states)
+
+
+class Oracle:
+    """The same ops on the reference backend in double precision, which keeps its states from run to run."""
+
+    def __init__(
+        self, ops: Sequence[Op], weights: Sequence[TensorView], rows: int = 64, states: StatePool = NO_STATES
+    ) -> None:
+        opened = ReferenceBackend(OpenOptions(extra={"dtype": "float64"}))
+        named = {view.name: view for view in weights}
+        self.program = opened.bind(ops, named, NO_KV, Limits(rows, rows, 8, 4), lambda stage, done, total: None, states)
+
+    def run(self, batch: Batch, name: str) -> npt.NDArray[np.float64]:
+        """Buffer `name` after a batch."""
+        return self.program.run_from(batch, {})[name].astype(np.float64)
 
 
 def int16_rounded(x: F32) -> npt.NDArray[np.float64]:

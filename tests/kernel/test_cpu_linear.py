@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from backends.base import Batch, Buffer, EmbedRows, Linear, LinearPart, TensorView, Weight
+from budget.host_lines import packed_tensor_bytes
 
 # Every tile size of every level (1, 2, 4, 6, 8, 12), their sums, and what is left over.
 ROW_COUNTS = (1, 2, 3, 5, 12, 29)
@@ -91,13 +92,15 @@ def test_extreme_weights_and_activations_do_not_saturate(level: str) -> None:
     rig.close_to(linear(level, x, [(view, None)])[0], want, scale, 4e-6)
 
 
-@pytest.mark.parametrize("kind", ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"))
+@pytest.mark.parametrize("kind", tuple(kind for kind in rig.SCALES_AT if kind != "Q8_0"))
 def test_all_bits_set_do_not_saturate(level: str, kind: str) -> None:
     view, _ = rig.weights_of(kind, 16, 256)
     quant = rig.QuantType[kind]
     blocks = np.full_like(view.data, 0xFF).reshape(-1, quant.block_bytes)
-    for at in {"Q6_K": (208,), "Q4_0": (0,), "Q5_0": (0,)}.get(kind, (0, 2)):
+    for at in rig.SCALES_AT[kind]:
         blocks[:, at : at + 2] = np.full((len(blocks), 1), 0.01, np.float16).view(np.uint8)
+    if kind == "MXFP4":
+        blocks[:, 0] = 120
     full = TensorView("full", quant, 16, 256, blocks.reshape(-1))
     meaning = rig.gguf.dequantize(blocks.reshape(16, -1), rig.gguf.GGMLQuantizationType[kind]).astype(np.float32)
     x = np.stack([np.full(256, 3.0), np.full(256, -3.0), np.zeros(256)]).astype(np.float32)
@@ -153,3 +156,28 @@ def test_a_tied_head_uses_the_embedding_table(level: str) -> None:
     program.close()
     want, scale = oracle("Q8_0", 2 * meaning[tokens], meaning)
     rig.close_to(got, want, scale, 4e-6)
+
+
+def test_every_exponent_of_mxfp4(level: str) -> None:
+    """2^-126 to 2^123, as large as floats hold; what is smaller than a normal float may count as nothing."""
+    exponents = np.arange(252)
+    blocks = np.zeros((252, 1, 17), np.uint8)
+    blocks[:, 0, 0] = exponents
+    blocks[:, 0, 1:] = 0x7A  # -1 in the low nibbles, 6 in the high ones
+    view = TensorView("exponents", rig.QuantType.MXFP4, 252, 32, blocks.reshape(-1))
+    meaning = rig.gguf.dequantize(blocks.reshape(252, -1), rig.gguf.GGMLQuantizationType.MXFP4).astype(np.float64)
+    assert np.array_equal(meaning[:, 3], -2 * 2.0 ** (exponents - 128))
+    x = np.zeros((2, 32), np.float32)
+    x[0, 3] = x[1, 20] = 2.0**-10
+    (got,) = linear(level, x, [(view, None)])
+    assert np.allclose(got, 2.0**-10 * meaning[:, (3, 20)].T, rtol=1e-6, atol=2.0**-126)
+
+
+def test_packed_types_hold_the_bits_of_the_file_and_no_more(level: str) -> None:
+    library = rig.backend(level).library
+    for kind in rig.ALL_TYPES:
+        quant, cols = rig.QuantType[kind], 256
+        for rows, padded in ((48, 48), (33, 48)):
+            size = library.hs_packed_bytes(quant.gguf_id, rows, cols)
+            assert size == padded * quant.row_bytes(cols)
+            assert packed_tensor_bytes(quant.block_bytes, quant.block_len, rows, cols) == -(-size // 64) * 64

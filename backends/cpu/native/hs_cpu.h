@@ -31,7 +31,8 @@ enum { HS_LEVEL_BASELINE = 1, HS_LEVEL_AVX2 = 2, HS_LEVEL_AVX512 = 4, HS_LEVEL_A
 /* Weight types carry their GGUF ids; KV types too (F32, F16, BF16, Q8_0). F8 (e4m3) is a KV type that GGUF has not. */
 enum {
     HS_F32 = 0, HS_F16 = 1, HS_Q4_0 = 2, HS_Q4_1 = 3, HS_Q5_0 = 6, HS_Q5_1 = 7, HS_Q8_0 = 8,
-    HS_Q4_K = 12, HS_Q5_K = 13, HS_Q6_K = 14, HS_BF16 = 30, HS_F8 = 1000
+    HS_Q2_K = 10, HS_Q3_K = 11, HS_Q4_K = 12, HS_Q5_K = 13, HS_Q6_K = 14, HS_IQ4_NL = 20, HS_IQ4_XS = 23, HS_BF16 = 30,
+    HS_MXFP4 = 39, HS_F8 = 1000
 };
 
 /* A weight matrix [rows, cols], 16 rows interleaved, 64-byte aligned. */
@@ -62,10 +63,73 @@ enum {
     HS_STEP_GATE = 8,       /* dst = act(src) * add */
     HS_STEP_SELECT = 9,     /* dst[i] = src[logit_rows[i]] + add[logit_rows[i]] */
     HS_STEP_SOFTCAP = 10,   /* src = scale * tanh(src / scale) */
-    HS_STEP_ADD_GATED = 11  /* dst += sigmoid(add[r][0]) * src; without add: dst += src */
+    HS_STEP_ADD_GATED = 11, /* dst += sigmoid(add[r][0]) * src; without add: dst += src */
+    HS_STEP_EXPERTS = 12,   /* dst = what the experts that the logits `add` choose make of src (activation: int16 of it) */
+    HS_STEP_DELTA = 13      /* dst = delta net of src (mixed), add (z), third (beta) */
 };
 
 enum { HS_GATE_SILU = 0, HS_GATE_GELU = 1, HS_GATE_SWIGLU_OAI = 2 };
+enum { HS_ROUTE_SOFTMAX = 0, HS_ROUTE_SIGMOID = 1, HS_ROUTE_CHOSEN = 2 };
+enum { HS_DELTA_KERNEL_MOST = 8 };
+
+/* One matrix of each expert, packed one after the other. */
+typedef struct hs_stack {
+    hs_matrix matrix;     /* of expert 0 */
+    int64_t expert_bytes; /* from one expert's to the next one's */
+    const float *bias;    /* [experts, rows rounded up to 16], or null */
+} hs_stack;
+
+/* What HS_STEP_EXPERTS needs besides its buffers. A pair is a row with one of its experts. */
+typedef struct hs_experts {
+    int32_t count;
+    int32_t used;
+    int32_t func;
+    int32_t normalise;
+    float scale;
+    int32_t reserved;
+    const float *selection; /* [count], or null */
+    hs_stack gate;
+    hs_stack up;
+    hs_stack down;
+    float *scores;            /* scratch [rows, count] */
+    int32_t *chosen;          /* scratch [rows, used] */
+    float *weights;           /* scratch [rows, used] */
+    int32_t *places;          /* scratch [rows, used]: pair of each choice */
+    int32_t *pair_rows;       /* scratch [pairs] */
+    int32_t *starts;          /* scratch [count + 1]: first pair of each expert */
+    int32_t *active;          /* scratch [count]: experts that have pairs */
+    int32_t *active_count;    /* scratch [1] */
+    float *gate_out;          /* scratch [pairs, inner_stride] */
+    float *up_out;            /* scratch [pairs, inner_stride] */
+    float *down_out;          /* scratch [pairs, out_stride]; may be that of up_out */
+    uint8_t *pair_activation; /* scratch [pairs]: int16 of what goes into `down`; null where that is of a float type */
+    int64_t inner_stride;
+    int64_t out_stride;
+} hs_experts;
+
+/* What HS_STEP_DELTA needs besides its buffers (delta.cpp draws the layouts). Channels: q of all key heads, k, v of all value
+ * heads. */
+typedef struct hs_delta {
+    int32_t key_heads;
+    int32_t value_heads;
+    int32_t key_dim;
+    int32_t value_dim;
+    int32_t kernel; /* at most HS_DELTA_KERNEL_MOST */
+    int32_t tiled;
+    float eps;
+    int32_t reserved;
+    const float *alpha;
+    int64_t alpha_stride;
+    const float *conv;        /* [kernel, channels] */
+    const float *dt_bias;     /* [value_heads] */
+    const float *a;           /* [value_heads] */
+    const float *norm;        /* [value_dim] */
+    float *convolved;         /* scratch [rows, convolved_stride] */
+    int64_t convolved_stride; /* q and k by head and v by head, each padded to 16, and two floats for each value head */
+    float *states;            /* this layer's part of slot 0 */
+    int64_t slot_floats;
+    int64_t matrix_at; /* floats from the start of the layer's part to its matrices */
+} hs_delta;
 
 /* One recorded op. Fields that a kind does not use are zero. Strides are in floats. */
 typedef struct hs_step {
@@ -104,6 +168,8 @@ typedef struct hs_step {
     uint8_t *k_pool; /* this layer's K: [pages][kv_heads][head_dim][16] */
     uint8_t *v_pool; /* this layer's V: [pages][kv_heads][16][head_dim] */
     float *partials; /* attention scratch: partial results, hs_partial_floats() long */
+    const hs_experts *experts;
+    const hs_delta *delta;
 } hs_step;
 
 typedef struct hs_program {
@@ -113,8 +179,9 @@ typedef struct hs_program {
     int32_t slots;      /* slots of the KV pool: slots and pages are checked against it; 0: no attention */
     int32_t max_rows;
     int32_t max_logit_rows;
-    int32_t reserved;
-    int32_t *tiles; /* scratch for attention's row tiles, [2 * max_rows] */
+    int32_t state_slots; /* recurrent states are checked against it; 0: no recurrent layers */
+    int32_t *tiles;      /* scratch for attention's row tiles, [2 * max_rows] */
+    int32_t *lane_runs;  /* scratch for the runs of rows of one lane, [2 * max_rows] */
 } hs_program;
 
 typedef struct hs_batch {
@@ -128,13 +195,14 @@ typedef struct hs_batch {
     const int32_t *row_lanes;
     const int32_t *tables; /* [lanes, lane_pages] */
     const int32_t *logit_rows;
+    const int32_t *states; /* [lanes], the state slot of each; not read without recurrent layers */
 } hs_batch;
 
 typedef struct hs_team hs_team;
 
 int32_t hs_abi_version(void);
-/* Sizes of hs_matrix, hs_part, hs_step, hs_program, hs_batch, in this order. */
-void hs_abi_sizes(int32_t out[5]);
+/* Sizes of hs_matrix, hs_part, hs_stack, hs_experts, hs_delta, hs_step, hs_program, hs_batch, in this order. */
+void hs_abi_sizes(int32_t out[8]);
 const char *hs_level(void);
 int32_t hs_host_levels(void);
 
@@ -159,6 +227,10 @@ size_t hs_partial_floats(int32_t threads, int32_t heads, int32_t kv_heads, int32
 
 /* File layout -> R16 layout, by all threads of the team. */
 int32_t hs_repack(hs_team *team, int32_t type, int32_t rows, int32_t cols, const uint8_t *src, uint8_t *dst);
+/* The same for one matrix of each of `count` experts: rows [e * pitch + first, ... + rows) of src become dst's matrix e, each
+ * hs_packed_bytes(type, rows, cols) long. */
+int32_t hs_repack_stack(hs_team *team, int32_t type, int32_t count, int32_t pitch, int32_t first, int32_t rows, int32_t cols,
+                        const uint8_t *src, uint8_t *dst);
 /* Row `row` of a packed matrix, dequantised: dst[cols]. */
 int32_t hs_unpack_row(const hs_matrix *matrix, int32_t row, float *dst);
 

@@ -22,6 +22,8 @@ struct Run {
     int tile_rows_most;  // rows of the largest tile
     int partitions;      // KV partitions of the longest sequence
 
+    int lane_runs;       // runs of rows of one lane: pairs (first row, rows) in program.lane_runs
+
     int rows(const hs_step &step) const { return step.scope ? batch.logit_row_count : batch.rows; }
 };
 
@@ -33,6 +35,22 @@ void unpack_row(const hs_matrix &matrix, int row, float *dst);
 void quantise_blocks(const float *row, ActBlock *out, int first, int last);
 
 // linear.cpp
+struct Rows {
+    const uint8_t *activation;  // of packed types
+    size_t activation_stride;
+    const float *src;  // of float types
+    int64_t src_stride;
+    const int32_t *index;  // which rows of them, or null: the first ones
+
+    int at(int row) const { return index ? index[row] : row; }
+};
+
+// Groups [first, last) of one matrix for all of `rows`: tiles of rows outside, groups inside, so that the activations of a
+// tile stay in L1 and the weights of the chunk in L2.
+void linear_groups(const hs_matrix &matrix, const float *bias, float *dst, int64_t dst_stride, const Rows &rows, int row_count, int first,
+                   int last);
+// How many groups of so many bytes may make up a chunk.
+int groups_in_cache(size_t bytes);
 int linear_chunks(const Run &run, const hs_step &step);
 void linear_chunk(const Run &run, const hs_step &step, int chunk);
 
@@ -48,6 +66,23 @@ void quantise_chunk(const Run &run, const hs_step &step, int chunk);
 void gate_chunk(const Run &run, const hs_step &step, int chunk);
 void softcap_chunk(const Run &run, const hs_step &step, int chunk);
 void add_gated_chunk(const Run &run, const hs_step &step, int chunk);
+
+// experts.cpp: four stages
+int route_chunks(const Run &run, const hs_step &step);
+void route_chunk(const Run &run, const hs_step &step, int chunk);
+int expert_up_chunks(const Run &run, const hs_step &step);
+void expert_up_chunk(const Run &run, const hs_step &step, int chunk);
+int expert_down_chunks(const Run &run, const hs_step &step);
+void expert_down_chunk(const Run &run, const hs_step &step, int chunk);
+int combine_chunks(const Run &run, const hs_step &step);
+void combine_chunk(const Run &run, const hs_step &step, int chunk);
+
+// delta.cpp: convolution, then the recurrence
+void cut_lane_runs(Run &run);
+int delta_conv_chunks(const Run &run, const hs_step &step);
+void delta_conv_chunk(const Run &run, const hs_step &step, int chunk);
+int delta_rule_chunks(const Run &run, const hs_step &step);
+void delta_rule_chunk(const Run &run, const hs_step &step, int chunk);
 
 // attention.cpp: two stages, of which the second has chunks only where the first was split by partition
 void cut_tiles(Run &run);

@@ -14,6 +14,7 @@
 //     nibbles   4 word vectors; vector i holds column quad i in the low and quad i + 4 in the high nibbles
 //     high bits 5-bit types: 1 word vector, bit j of byte c = bit 4 of column 4j + c
 //               6-bit type:  2 word vectors, one for columns 0..15, one for 16..31; bits 2i.. of byte c = bits 4-5 of 4i + c
+//     pairs     2- and 3-bit types: 2 word vectors laid out like those high bits, with bits 0-1 of each column
 //
 //     Q4_0  d[16] | nibbles                                       288 bytes
 //     Q4_1  d[16] m[16] | nibbles                                 320
@@ -23,6 +24,14 @@
 //     Q4_K  d[16] dmin[16] S[3 word vectors] | 8 x nibbles        2304     S: the file's 12 packed scale bytes as 3 words
 //     Q5_K  d[16] dmin[16] S[3] | 8 x (high | nibbles)            2816
 //     Q6_K  d[16] scales[4 word vectors] | 8 x (nibbles | 2 high) 3360     byte k of vector t = scale of columns 16(4t+k)..
+//     Q2_K  d[16] dmin[16] scales[4 word vectors] | 8 x pairs     1344     as Q6_K's; low nibble scale, high nibble minimum
+//     Q3_K  d[16] S[3 word vectors] | 8 x (pairs | high)          1760     high: bit 2, as in 5-bit types
+//
+// Types whose nibbles are numbers of entries in a table of 16 integers:
+//     MXFP4   e[16 bytes] | nibbles                               272      scale 2^(e - 128)
+//     IQ4_NL  d[16] | nibbles                                     288
+//     IQ4_XS  d[16] H[16 halfwords] L[word vector] | 8 x nibbles  2176     scale of sub-block s: bits 4s.. of L, 2s.. of H
+//
 //     F32 / F16 / BF16   one column: 16 values                    64 / 32
 #pragma once
 
@@ -39,8 +48,8 @@ constexpr int GROUP = 16;
 constexpr int block_cols(int type) {
     switch (type) {
         case HS_F32: case HS_F16: case HS_BF16: return 1;
-        case HS_Q4_0: case HS_Q4_1: case HS_Q5_0: case HS_Q5_1: case HS_Q8_0: return 32;
-        case HS_Q4_K: case HS_Q5_K: case HS_Q6_K: return 256;
+        case HS_Q4_0: case HS_Q4_1: case HS_Q5_0: case HS_Q5_1: case HS_Q8_0: case HS_IQ4_NL: case HS_MXFP4: return 32;
+        case HS_Q2_K: case HS_Q3_K: case HS_Q4_K: case HS_Q5_K: case HS_Q6_K: case HS_IQ4_XS: return 256;
         default: return 0;
     }
 }
@@ -55,12 +64,21 @@ constexpr int file_block_bytes(int type) {
         case HS_Q5_0: return 22;
         case HS_Q5_1: return 24;
         case HS_Q8_0: return 34;
+        case HS_Q2_K: return 84;
+        case HS_Q3_K: return 110;
         case HS_Q4_K: return 144;
         case HS_Q5_K: return 176;
         case HS_Q6_K: return 210;
+        case HS_IQ4_NL: return 18;
+        case HS_IQ4_XS: return 136;
+        case HS_MXFP4: return 17;
         default: return 0;
     }
 }
+
+// What the nibbles of the table types stand for. MXFP4: twice the values of E2M1.
+constexpr int8_t IQ4_TABLE[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr int8_t MXFP4_TABLE[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 constexpr size_t group_block_bytes(int type) { return static_cast<size_t>(GROUP) * static_cast<size_t>(file_block_bytes(type)); }
 constexpr bool is_float(int type) { return type == HS_F32 || type == HS_F16 || type == HS_BF16; }
@@ -81,5 +99,8 @@ struct ActBlock {
     float half_s[2];
 };
 static_assert(sizeof(ActBlock) == 80, "activation blocks are packed");
+
+// Bytes of one row of them.
+constexpr size_t activation_bytes(int cols) { return static_cast<size_t>(cols / 32) * sizeof(ActBlock); }
 
 }  // namespace hs

@@ -167,11 +167,129 @@ struct Q6K {
     }
 };
 
-struct Rows {
-    const uint8_t *activation;
-    size_t activation_stride;
-    const float *src;
-    int64_t src_stride;
+// Adds the products of four weight vectors of nibbles that number entries of a table.
+template <int N> HS_INLINE void add_coded(const uint8_t *w, const int8_t (&table)[16], Columns<N> a, Dots<N> dot) {
+    const vi nibbles = set1i(0x0f0f0f0f);
+    HS_UNROLL
+    for (int i = 0; i < 4; i++) {
+        prefetch(w + 64 * i + PREFETCH);
+        const vi v = load_bytes(w + 64 * i);
+        const vi low = look_up(table, and_v(v, nibbles)), top = look_up(table, and_v(shr16<4>(v), nibbles));
+        add_quad<N>(sar16<8>(shl16<8>(low)), sar16<8>(low), i, a, dot);
+        add_quad<N>(sar16<8>(shl16<8>(top)), sar16<8>(top), i + 4, a, dot);
+    }
+}
+
+struct Iq4Nl {
+    static constexpr int SUBS = 1, HALVES = 1;
+    static constexpr bool OFFSET = false;
+    static constexpr size_t BYTES = 288;
+    const uint8_t *w;
+    HS_INLINE Iq4Nl open(const uint8_t *w) { return {w}; }
+    HS_MEMBER Scales scales(int, int) const {
+        prefetch(w + PREFETCH);
+        const vf d = half_row(w);
+        return {d, d};
+    }
+    template <int N> HS_MEMBER void add_dots(int, int, Columns<N> a, Dots<N> dot) const { add_coded<N>(w + 32, IQ4_TABLE, a, dot); }
+};
+
+// Scales are exponents: e put where a float has its own is 2^(e - 127), and zero for e = 0, where 2^-128 is meant.
+struct Mxfp4 {
+    static constexpr int SUBS = 1, HALVES = 1;
+    static constexpr bool OFFSET = false;
+    static constexpr size_t BYTES = 272;
+    const uint8_t *w;
+    HS_INLINE Mxfp4 open(const uint8_t *w) { return {w}; }
+    HS_MEMBER Scales scales(int, int) const {
+        prefetch(w + PREFETCH);
+        const vf d = mul(as_float(shl<23>(widen_u8(w))), set1(0.5f));
+        return {d, d};
+    }
+    template <int N> HS_MEMBER void add_dots(int, int, Columns<N> a, Dots<N> dot) const { add_coded<N>(w + 16, MXFP4_TABLE, a, dot); }
+};
+
+struct Iq4Xs {
+    static constexpr int SUBS = 8, HALVES = 1;
+    static constexpr bool OFFSET = false;
+    static constexpr size_t BYTES = 2176;
+    const uint8_t *w;
+    vf d;
+    vi high, low;
+    HS_INLINE Iq4Xs open(const uint8_t *w) {
+        for (int i = 0; i < 2; i++) prefetch(w + 64 * i + PREFETCH);
+        return {w, half_row(w), widen_u16(reinterpret_cast<const uint16_t *>(w + 32)), load_bytes(w + 64)};
+    }
+    HS_MEMBER Scales scales(int s, int) const {
+        const vi bits = or_v(and_v(shr_by(low, 4 * s), set1i(15)), shl<4>(and_v(shr_by(high, 2 * s), set1i(3))));
+        const vf scale = mul(d, to_float(sub(bits, set1i(32))));
+        return {scale, scale};
+    }
+    template <int N> HS_MEMBER void add_dots(int s, int, Columns<N> a, Dots<N> dot) const {
+        add_coded<N>(w + 128 + 256 * s, IQ4_TABLE, a, dot);
+    }
+};
+
+// Q2_K: a scale and a minimum of four bits each for 16 columns.
+struct Q2K {
+    static constexpr int SUBS = 8, HALVES = 2;
+    static constexpr bool OFFSET = true;
+    static constexpr size_t BYTES = 1344;
+    const uint8_t *w;
+    vf d, dmin;
+    HS_INLINE Q2K open(const uint8_t *w) {
+        for (int i = 0; i < 5; i++) prefetch(w + 64 * i + PREFETCH);
+        return {w, half_row(w), sub(set1(0.0f), half_row(w + 32))};
+    }
+    HS_MEMBER Scales scales(int s, int half) const {
+        const vi byte = shr_by(load_bytes(w + 64 + 64 * (s / 2)), 16 * (s & 1) + 8 * half), four = set1i(15);
+        return {mul(d, to_float(and_v(byte, four))), mul(dmin, to_float(and_v(shr<4>(byte), four)))};
+    }
+    template <int N> HS_MEMBER void add_dots(int s, int half, Columns<N> a, Dots<N> dot) const {
+        const uint8_t *p = w + 320 + 128 * s + 64 * half;
+        prefetch(p + PREFETCH);
+        const vi v = load_bytes(p), pairs = set1i(0x00030003);
+        HS_UNROLL
+        for (int i = 0; i < 4; i++)
+            add_quad<N>(and_v(shr_by(v, 2 * i), pairs), and_v(shr_by(v, 2 * i + 8), pairs), 4 * half + i, a, dot);
+    }
+};
+
+// Q3_K: six-bit scales for 16 columns each, less 32; values of three bits, less 4.
+struct Q3K {
+    static constexpr int SUBS = 8, HALVES = 2;
+    static constexpr bool OFFSET = true;
+    static constexpr size_t BYTES = 1760;
+    const uint8_t *w;
+    vf d;
+    vi scale[4];
+    HS_INLINE Q3K open(const uint8_t *w) {
+        for (int i = 0; i < 4; i++) prefetch(w + 64 * i + PREFETCH);
+        const vi u0 = load_bytes(w + 32), u1 = load_bytes(w + 96), u2 = load_bytes(w + 160);
+        const vi four = set1i(0x0f0f0f0f), top = set1i(0x30303030);
+        return {w,
+                half_row(w),
+                {or_v(and_v(u0, four), and_v(shl<4>(u2), top)), or_v(and_v(u1, four), and_v(shl<2>(u2), top)),
+                 or_v(and_v(shr<4>(u0), four), and_v(u2, top)), or_v(and_v(shr<4>(u1), four), and_v(shr<2>(u2), top))}};
+    }
+    HS_MEMBER Scales scales(int s, int half) const {
+        const vi six = and_v(shr_by(scale[s / 2], 16 * (s & 1) + 8 * half), set1i(0x3f));
+        const vf both = mul(d, to_float(sub(six, set1i(32))));
+        return {both, mul(both, set1(-4.0f))};
+    }
+    template <int N> HS_MEMBER void add_dots(int s, int half, Columns<N> a, Dots<N> dot) const {
+        const uint8_t *sub_block = w + 224 + 192 * s;
+        prefetch(sub_block + 64 * half + PREFETCH);
+        if (half == 0) prefetch(sub_block + 128 + PREFETCH);
+        const vi v = load_bytes(sub_block + 64 * half), high = shr_by(load_bytes(sub_block + 128), 4 * half);
+        const vi two = set1i(0x03030303), third = set1i(0x04040404);
+        HS_UNROLL
+        for (int i = 0; i < 4; i++) {
+            const vi bits = i < 2 ? shl_by(high, 2 - i) : shr_by(high, i - 2);
+            const vi q = or_v(and_v(shr_by(v, 2 * i), two), and_v(bits, third));
+            add_quad<N>(even_bytes(q), odd_bytes(q), 4 * half + i, a, dot);
+        }
+    }
 };
 
 HS_INLINE void finish(vf acc, const float *bias, float *out) { store(out, bias ? add(acc, load(bias)) : acc); }
@@ -184,7 +302,7 @@ void tile(const uint8_t *w, int cols, const Rows &rows, int first_row, const flo
     HS_UNROLL
     for (int n = 0; n < N; n++) {
         acc[n] = set1(0.0f);
-        a[n] = reinterpret_cast<const ActBlock *>(rows.activation + rows.activation_stride * static_cast<size_t>(first_row + n));
+        a[n] = reinterpret_cast<const ActBlock *>(rows.activation + rows.activation_stride * static_cast<size_t>(rows.at(first_row + n)));
     }
     for (int b = cols / (32 * Format::SUBS); b > 0; b--, w += Format::BYTES) {
         const Format format = Format::open(w);
@@ -233,7 +351,7 @@ void float_tile(const uint8_t *w, int cols, const Rows &rows, int first_row, con
     const float *x[N];
     HS_UNROLL
     for (int n = 0; n < N; n++) {
-        x[n] = rows.src + rows.src_stride * (first_row + n);
+        x[n] = rows.src + rows.src_stride * rows.at(first_row + n);
         HS_UNROLL
         for (int g = 0; g < G; g++) acc[g][n] = set1(0.0f);
     }
@@ -288,32 +406,14 @@ Tiles tiles_of(int type) {
         case HS_Q5_0: return packed_tiles<Simple<5, false>>();
         case HS_Q5_1: return packed_tiles<Simple<5, true>>();
         case HS_Q8_0: return packed_tiles<Q8>();
+        case HS_IQ4_NL: return packed_tiles<Iq4Nl>();
+        case HS_MXFP4: return packed_tiles<Mxfp4>();
+        case HS_Q2_K: return packed_tiles<Q2K>();
+        case HS_Q3_K: return packed_tiles<Q3K>();
+        case HS_IQ4_XS: return packed_tiles<Iq4Xs>();
         case HS_Q4_K: return packed_tiles<KScaled<4>>();
         case HS_Q5_K: return packed_tiles<KScaled<5>>();
         default: return packed_tiles<Q6K>();
-    }
-}
-
-// Groups [first, last) of one part for all batch rows: tiles of rows outside, groups inside, so that the activations of a
-// tile stay in L1 and the weights of the chunk in L2.
-void run_groups(const hs_part &part, const Rows &rows, int row_count, int first, int last) {
-    const Tiles tiles = tiles_of(part.matrix.type);
-    const size_t stride = group_bytes(part.matrix.type, part.matrix.cols);
-    for (int row = 0; row < row_count;) {
-        const int left = row_count - row;
-        TileFunction function = tiles.by_1;
-        int size = 1, wide = 1;
-        if (left >= 12 && tiles.by_12) function = tiles.by_12, size = 12;
-        else if (left >= 8 && tiles.by_8) function = tiles.by_8, size = 8;
-        else if (left >= 4) function = tiles.by_4, size = 4;
-        else if (left >= 2) function = tiles.by_2, size = 2;
-        for (int group = first; group < last; group += wide) {
-            wide = size == 1 && tiles.wide && last - group >= 4 ? 4 : 1;
-            (wide == 4 ? tiles.wide : function)(part.matrix.data + stride * static_cast<size_t>(group), part.matrix.cols, rows, row,
-                                                part.bias ? part.bias + GROUP * group : nullptr,
-                                                part.dst + part.dst_stride * row + GROUP * group, part.dst_stride);
-        }
-        row += size;
     }
 }
 
@@ -337,6 +437,32 @@ int total_groups(const hs_step &step) {
 
 }  // namespace
 
+void linear_groups(const hs_matrix &matrix, const float *bias, float *dst, int64_t dst_stride, const Rows &rows, int row_count, int first,
+                   int last) {
+    const Tiles tiles = tiles_of(matrix.type);
+    const size_t stride = group_bytes(matrix.type, matrix.cols);
+    for (int row = 0; row < row_count;) {
+        const int left = row_count - row;
+        TileFunction function = tiles.by_1;
+        int size = 1, wide = 1;
+        if (left >= 12 && tiles.by_12) function = tiles.by_12, size = 12;
+        else if (left >= 8 && tiles.by_8) function = tiles.by_8, size = 8;
+        else if (left >= 4) function = tiles.by_4, size = 4;
+        else if (left >= 2) function = tiles.by_2, size = 2;
+        for (int group = first; group < last; group += wide) {
+            wide = size == 1 && tiles.wide && last - group >= 4 ? 4 : 1;
+            (wide == 4 ? tiles.wide : function)(matrix.data + stride * static_cast<size_t>(group), matrix.cols, rows, row,
+                                                bias ? bias + GROUP * group : nullptr, dst + dst_stride * row + GROUP * group, dst_stride);
+        }
+        row += size;
+    }
+}
+
+int groups_in_cache(size_t bytes) {
+    const int length = static_cast<int>(CHUNK_BYTES / bytes);
+    return length > 1 ? length : 1;
+}
+
 int linear_chunks(const Run &run, const hs_step &step) {
     if (run.rows(step) == 0) return 0;
     const int total = total_groups(step), length = groups_of_chunk(run, step, total);
@@ -344,14 +470,15 @@ int linear_chunks(const Run &run, const hs_step &step) {
 }
 
 void linear_chunk(const Run &run, const hs_step &step, int chunk) {
-    const Rows inputs{step.activation, static_cast<size_t>(step.width / 32) * sizeof(ActBlock), step.src, step.src_stride};
+    const Rows inputs{step.activation, activation_bytes(step.width), step.src, step.src_stride, nullptr};
     const int total = total_groups(step), length = groups_of_chunk(run, step, total);
     const int first = chunk * length, last = first + length < total ? first + length : total;
     int base = 0;
     for (int p = 0; p < step.part_count && base < last; p++) {
         const int groups = groups_of(step.parts[p].matrix.rows);
         const int from = first > base ? first - base : 0, to = last - base < groups ? last - base : groups;
-        if (from < to) run_groups(step.parts[p], inputs, run.rows(step), from, to);
+        const hs_part &part = step.parts[p];
+        if (from < to) linear_groups(part.matrix, part.bias, part.dst, part.dst_stride, inputs, run.rows(step), from, to);
         base += groups;
     }
 }

@@ -34,28 +34,30 @@ namespace hs {
 namespace {
 
 struct Kind {
-    int (*chunks)(const Run &, const hs_step &);
-    void (*run)(const Run &, const hs_step &, int chunk);
+    int (*chunks)(const Run &, const hs_step &) = nullptr;
+    void (*run)(const Run &, const hs_step &, int chunk) = nullptr;
 };
 
-// The stages of every kind of step: one, or two for attention.
-constexpr Kind NONE{nullptr, nullptr};
-constexpr Kind STAGES[][2] = {
-    {NONE, NONE},
-    {{row_chunks, rope_table_chunk}, NONE},
-    {{row_chunks, embed_chunk}, NONE},
-    {{row_chunks, norm_chunk}, NONE},
-    {{column_chunks, quantise_chunk}, NONE},
-    {{linear_chunks, linear_chunk}, NONE},
-    {{row_chunks, rope_store_chunk}, NONE},
+// The stages of every kind of step.
+constexpr int STAGES_MOST = 4;
+constexpr Kind STAGES[][STAGES_MOST] = {
+    {},
+    {{row_chunks, rope_table_chunk}},
+    {{row_chunks, embed_chunk}},
+    {{row_chunks, norm_chunk}},
+    {{column_chunks, quantise_chunk}},
+    {{linear_chunks, linear_chunk}},
+    {{row_chunks, rope_store_chunk}},
     {{attention_chunks, attention_chunk}, {merge_chunks, merge_chunk}},
-    {{column_chunks, gate_chunk}, NONE},
-    {{row_chunks, select_chunk}, NONE},
-    {{column_chunks, softcap_chunk}, NONE},
-    {{column_chunks, add_gated_chunk}, NONE},
+    {{column_chunks, gate_chunk}},
+    {{row_chunks, select_chunk}},
+    {{column_chunks, softcap_chunk}},
+    {{column_chunks, add_gated_chunk}},
+    {{route_chunks, route_chunk}, {expert_up_chunks, expert_up_chunk}, {expert_down_chunks, expert_down_chunk}, {combine_chunks, combine_chunk}},
+    {{delta_conv_chunks, delta_conv_chunk}, {delta_rule_chunks, delta_rule_chunk}},
 };
 constexpr int KINDS = sizeof STAGES / sizeof STAGES[0];
-static_assert(KINDS == HS_STEP_ADD_GATED + 1, "a row for each HS_STEP");
+static_assert(KINDS == HS_STEP_DELTA + 1, "a row for each HS_STEP");
 
 class Walk final : public Job {
   public:
@@ -64,7 +66,7 @@ class Walk final : public Job {
     int next_stage() override {
         for (;;) {
             stage_++;
-            if (stage_ == 2) stage_ = 0, step_++;
+            if (stage_ == STAGES_MOST) stage_ = 0, step_++;
             if (step_ == run_.program.step_count) return 0;
             const int chunks = kind().chunks ? kind().chunks(run_, step()) : 0;
             if (chunks > 0) return chunks;
@@ -90,12 +92,30 @@ bool within(const int32_t *values, int count, int limit) {
     return true;
 }
 
+// Rows of a lane must be one run in order of position, without a gap, and no two lanes may share a state.
+bool states_are_sound(const hs_program &program, const hs_batch &batch) {
+    if (!within(batch.row_lanes, batch.rows, batch.lanes)) return false;
+    for (int row = 0; row < batch.rows; row++) {
+        const int lane = batch.row_lanes[row];
+        if (row > 0 && lane == batch.row_lanes[row - 1]) {
+            if (batch.positions[row] != batch.positions[row - 1] + 1) return false;
+            continue;
+        }
+        const int slot = batch.states[lane];
+        if (slot < 0 || slot >= program.state_slots) return false;
+        for (int before = 0; before < row; before++)
+            if (batch.states[batch.row_lanes[before]] == slot) return false;
+    }
+    return true;
+}
+
 // Every index that a step will follow, so that a wrong plan is an error and never a wild read.
 bool batch_is_sound(const hs_program &program, const hs_batch &batch) {
     if (batch.rows < 1 || batch.rows > program.max_rows || batch.logit_row_count < 0 || batch.logit_row_count > program.max_logit_rows)
         return false;
     if (program.vocab_rows > 0 && !within(batch.tokens, batch.rows, program.vocab_rows)) return false;
     if (!within(batch.logit_rows, batch.logit_row_count, batch.rows)) return false;
+    if (program.state_slots > 0 && !(within(batch.positions, batch.rows, INT32_MAX) && states_are_sound(program, batch))) return false;
     if (program.slots == 0) return within(batch.positions, batch.rows, INT32_MAX);
     const int capacity = batch.lane_pages > INT32_MAX / GROUP ? INT32_MAX : batch.lane_pages * GROUP;
     if (!within(batch.positions, batch.rows, capacity) || !within(batch.slots, batch.rows, program.slots)) return false;
@@ -114,24 +134,34 @@ bool shape_is_sound(int type, int rows, int cols) {
     return block > 0 && rows > 0 && cols > 0 && cols % block == 0;
 }
 
+// Matrices of one shape, `src_step` bytes apart in the file.
 class Repack final : public Job {
   public:
-    Repack(int type, int rows, int cols, const uint8_t *src, uint8_t *dst) : type_(type), rows_(rows), cols_(cols), src_(src), dst_(dst) {}
+    Repack(int type, int count, int rows, int cols, const uint8_t *src, size_t src_step, uint8_t *dst)
+        : type_(type), rows_(rows), cols_(cols), groups_(groups_of(rows)), all_(static_cast<int64_t>(groups_) * count), src_(src),
+          src_step_(src_step), dst_(dst) {}
 
     int next_stage() override {
         const bool first = !started_;
         started_ = true;
-        return first ? (groups_of(rows_) + GROUPS - 1) / GROUPS : 0;
+        return first ? static_cast<int>((all_ + GROUPS - 1) / GROUPS) : 0;
     }
 
     void run_chunk(int chunk) override {
-        for (int g = chunk * GROUPS; g < (chunk + 1) * GROUPS && g < groups_of(rows_); g++) repack_group(type_, rows_, cols_, src_, dst_, g);
+        const int64_t first = static_cast<int64_t>(chunk) * GROUPS;
+        const size_t dst_step = group_bytes(type_, cols_) * static_cast<size_t>(groups_);
+        for (int64_t g = first; g < first + GROUPS && g < all_; g++) {
+            const size_t matrix = static_cast<size_t>(g / groups_);
+            repack_group(type_, rows_, cols_, src_ + src_step_ * matrix, dst_ + dst_step * matrix, static_cast<int>(g % groups_));
+        }
     }
 
   private:
     static constexpr int GROUPS = 4;
-    const int type_, rows_, cols_;
+    const int type_, rows_, cols_, groups_;
+    const int64_t all_;
     const uint8_t *src_;
+    const size_t src_step_;
     uint8_t *dst_;
     bool started_ = false;
 };
@@ -207,12 +237,15 @@ class Commit final : public Job {
 
 HS_API int32_t hs_abi_version(void) { return HS_ABI_VERSION; }
 
-HS_API void hs_abi_sizes(int32_t out[5]) {
+HS_API void hs_abi_sizes(int32_t out[8]) {
     out[0] = sizeof(hs_matrix);
     out[1] = sizeof(hs_part);
-    out[2] = sizeof(hs_step);
-    out[3] = sizeof(hs_program);
-    out[4] = sizeof(hs_batch);
+    out[2] = sizeof(hs_stack);
+    out[3] = sizeof(hs_experts);
+    out[4] = sizeof(hs_delta);
+    out[5] = sizeof(hs_step);
+    out[6] = sizeof(hs_program);
+    out[7] = sizeof(hs_batch);
 }
 
 HS_API const char *hs_level(void) { return HS_LEVEL_NAME; }
@@ -299,7 +332,7 @@ HS_API size_t hs_packed_bytes(int32_t type, int32_t rows, int32_t cols) {
     return hs::group_bytes(type, cols) * static_cast<size_t>(hs::groups_of(rows));
 }
 
-HS_API size_t hs_activation_bytes(int32_t cols) { return static_cast<size_t>(cols / 32) * sizeof(hs::ActBlock); }
+HS_API size_t hs_activation_bytes(int32_t cols) { return hs::activation_bytes(cols); }
 
 HS_API size_t hs_partial_floats(int32_t threads, int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t lane_pages) {
     return hs::partial_floats(threads, heads, kv_heads, head_dim, lane_pages);
@@ -308,7 +341,17 @@ HS_API size_t hs_partial_floats(int32_t threads, int32_t heads, int32_t kv_heads
 HS_API int32_t hs_repack(hs_team *team, int32_t type, int32_t rows, int32_t cols, const uint8_t *src, uint8_t *dst) {
     if (hs::block_cols(type) == 0) return HS_E_TYPE;
     if (!hs::shape_is_sound(type, rows, cols)) return HS_E_SHAPE;
-    hs::Repack job(type, rows, cols, src, dst);
+    hs::Repack job(type, 1, rows, cols, src, 0, dst);
+    team->team.run(job);
+    return HS_OK;
+}
+
+HS_API int32_t hs_repack_stack(hs_team *team, int32_t type, int32_t count, int32_t pitch, int32_t first, int32_t rows, int32_t cols,
+                               const uint8_t *src, uint8_t *dst) {
+    if (hs::block_cols(type) == 0) return HS_E_TYPE;
+    if (!hs::shape_is_sound(type, rows, cols) || count < 1 || first < 0 || first > pitch - rows) return HS_E_SHAPE;
+    const size_t row_bytes = static_cast<size_t>(cols / hs::block_cols(type)) * static_cast<size_t>(hs::file_block_bytes(type));
+    hs::Repack job(type, count, rows, cols, src + row_bytes * static_cast<size_t>(first), row_bytes * static_cast<size_t>(pitch), dst);
     team->team.run(job);
     return HS_OK;
 }
@@ -322,8 +365,9 @@ HS_API int32_t hs_unpack_row(const hs_matrix *matrix, int32_t row, float *dst) {
 
 HS_API int32_t hs_run(hs_team *team, const hs_program *program, const hs_batch *batch) {
     if (!hs::batch_is_sound(*program, *batch)) return HS_E_BATCH;
-    hs::Run run{*program, *batch, team->team.threads(), 0, 0, 0};
+    hs::Run run{*program, *batch, team->team.threads(), 0, 0, 0, 0};
     if (program->slots > 0) hs::cut_tiles(run);
+    if (program->state_slots > 0) hs::cut_lane_runs(run);
     hs::Walk walk(run);
     team->team.run(walk);
     return HS_OK;

@@ -110,6 +110,48 @@ void pack_q6_k(const uint8_t *src, uint8_t *dst, int row) {
     }
 }
 
+void pack_coded(const uint8_t *src, uint8_t *dst, int row, int head) {
+    if (head == 1) dst[row] = src[0];
+    else put_half(dst, row, src);
+    for (int i = 0; i < 4; i++) put_word(dst + 16 * head + 64 * i, row, word_at(src + head + 4 * i));
+}
+
+void pack_iq4_xs(const uint8_t *src, uint8_t *dst, int row) {
+    put_half(dst, row, src);
+    put_half(dst + 32, row, src + 2);
+    put_word(dst + 64, row, word_at(src + 4));
+    for (int s = 0; s < 8; s++)
+        for (int i = 0; i < 4; i++) put_word(dst + 128 + 256 * s + 64 * i, row, word_at(src + 8 + 16 * s + 4 * i));
+}
+
+// Bits 2k and 2k + 1 of four words of 16 columns, as pairs (layout.h).
+uint32_t pair_word(const uint8_t *qs, int k) {
+    uint32_t bits = 0;
+    for (int i = 0; i < 4; i++) bits |= (word_at(qs + 4 * i) >> (2 * k) & 0x03030303u) << (2 * i);
+    return bits;
+}
+
+void pack_q2_k(const uint8_t *src, uint8_t *dst, int row) {
+    put_half(dst, row, src + 80);
+    put_half(dst + 32, row, src + 82);
+    for (int t = 0; t < 4; t++) put_word(dst + 64 + 64 * t, row, word_at(src + 4 * t));
+    for (int s = 0; s < 8; s++)
+        for (int half = 0; half < 2; half++)
+            put_word(dst + 320 + 128 * s + 64 * half, row, pair_word(src + 16 + 32 * (s / 4) + 16 * half, s % 4));
+}
+
+void pack_q3_k(const uint8_t *src, uint8_t *dst, int row) {
+    put_half(dst, row, src + 108);
+    for (int t = 0; t < 3; t++) put_word(dst + 32 + 64 * t, row, word_at(src + 96 + 4 * t));
+    for (int s = 0; s < 8; s++) {
+        uint8_t *out = dst + 224 + 192 * s;
+        for (int half = 0; half < 2; half++) put_word(out + 64 * half, row, pair_word(src + 32 + 32 * (s / 4) + 16 * half, s % 4));
+        uint32_t high = 0;
+        for (int j = 0; j < 8; j++) high |= ((word_at(src + 4 * j) >> s) & 0x01010101u) << j;
+        put_word(out + 128, row, high);
+    }
+}
+
 void pack_float(int size, int cols, const uint8_t *src, uint8_t *dst, int row) {
     if (size == 4)
         for (int c = 0; c < cols; c++) std::memcpy(dst + 64 * c + 4 * row, src + 4 * c, 4);
@@ -171,6 +213,45 @@ void unpack_q6_k(const uint8_t *block, int row, float *out) {
     }
 }
 
+void unpack_coded(const uint8_t *vectors, const int8_t (&table)[16], float scale, int row, float *out) {
+    for (int e = 0; e < 32; e++) out[e] = scale * static_cast<float>(table[nibble(vectors, row, e)]);
+}
+
+void unpack_iq4_xs(const uint8_t *block, int row, float *out) {
+    const float d = half_at(block + 2 * row);
+    uint32_t high = block[32 + 2 * row] | static_cast<uint32_t>(block[33 + 2 * row]) << 8, low = word_at(block + 64 + 4 * row);
+    for (int s = 0; s < 8; s++, low >>= 4, high >>= 2) {
+        const int scale = static_cast<int>((low & 15u) | (high & 3u) << 4) - 32;
+        unpack_coded(block + 128 + 256 * s, IQ4_TABLE, d * static_cast<float>(scale), row, out + 32 * s);
+    }
+}
+
+uint32_t pair_of(const uint8_t *vectors, int row, int col) {
+    return vectors[64 * (col / 16) + 4 * row + col % 4] >> (2 * (col % 16 / 4)) & 3u;
+}
+
+void unpack_q2_k(const uint8_t *block, int row, float *out) {
+    const float d = half_at(block + 2 * row), dmin = half_at(block + 32 + 2 * row);
+    for (int e = 0; e < 256; e++) {
+        const int group = e / 16;
+        const uint32_t scale = block[64 + 64 * (group / 4) + 4 * row + group % 4], q = pair_of(block + 320 + 128 * (e / 32), row, e % 32);
+        out[e] = d * static_cast<float>(scale & 15u) * static_cast<float>(q) - dmin * static_cast<float>(scale >> 4);
+    }
+}
+
+void unpack_q3_k(const uint8_t *block, int row, float *out) {
+    const float d = half_at(block + 2 * row);
+    uint8_t S[12];
+    for (int t = 0; t < 3; t++) std::memcpy(S + 4 * t, block + 32 + 64 * t + 4 * row, 4);
+    for (int e = 0; e < 256; e++) {
+        const int i = e / 16;
+        const int scale = ((i < 8 ? S[i] & 15 : S[i - 8] >> 4) | (S[8 + i % 4] >> (2 * (i / 4)) & 3) << 4) - 32;
+        const uint8_t *sub_block = block + 224 + 192 * (e / 32);
+        const uint32_t q = pair_of(sub_block, row, e % 32) | high_bit(sub_block + 128, row, e % 32) << 2;
+        out[e] = d * static_cast<float>(scale) * static_cast<float>(static_cast<int>(q) - 4);
+    }
+}
+
 template <class Load> void unpack_float(const uint8_t *data, size_t size, int cols, int row, float *out, Load load_one) {
     alignas(64) float f[16];
     for (int c = 0; c < cols; c++) {
@@ -199,6 +280,11 @@ void repack_group(int type, int rows, int cols, const uint8_t *src, uint8_t *dst
                 case HS_Q8_0: pack_q8_0(s, d, lane); break;
                 case HS_Q4_K: case HS_Q5_K: pack_k(type, s, d, lane); break;
                 case HS_Q6_K: pack_q6_k(s, d, lane); break;
+                case HS_IQ4_NL: pack_coded(s, d, lane, 2); break;
+                case HS_MXFP4: pack_coded(s, d, lane, 1); break;
+                case HS_IQ4_XS: pack_iq4_xs(s, d, lane); break;
+                case HS_Q2_K: pack_q2_k(s, d, lane); break;
+                case HS_Q3_K: pack_q3_k(s, d, lane); break;
                 default: pack_simple(type, s, d, lane); break;
             }
         }
@@ -228,6 +314,11 @@ void unpack_row(const hs_matrix &matrix, int row, float *dst) {
             case HS_Q8_0: unpack_q8_0(block, lane, out); break;
             case HS_Q4_K: case HS_Q5_K: unpack_k(type, block, lane, out); break;
             case HS_Q6_K: unpack_q6_k(block, lane, out); break;
+            case HS_IQ4_NL: unpack_coded(block + 32, IQ4_TABLE, half_at(block + 2 * lane), lane, out); break;
+            case HS_MXFP4: unpack_coded(block + 16, MXFP4_TABLE, std::ldexp(1.0f, block[lane] - 128), lane, out); break;
+            case HS_IQ4_XS: unpack_iq4_xs(block, lane, out); break;
+            case HS_Q2_K: unpack_q2_k(block, lane, out); break;
+            case HS_Q3_K: unpack_q3_k(block, lane, out); break;
             default: unpack_simple(type, block, lane, out); break;
         }
     }

@@ -4,6 +4,7 @@
 // Rows of every buffer are padded to 16 floats and may be read and written to the end of the padding.
 #include <cmath>
 
+#include "activation.h"
 #include "kernels.h"
 #include "kv.h"
 #include "simd.h"
@@ -135,23 +136,6 @@ void turn_head(const hs_step &step, float *x, const float *weight, const float *
     if (table) rotate_head(x, table, step.rope_pairs, step.interleaved != 0);
 }
 
-// act(gate) * up. 0.5 (1 + tanh z) = sigmoid(2z), so gelu is a sigmoid of 2 sqrt(2 / pi) (g + 0.044715 g^3).
-vf gated(int kind, vf g, vf u) {
-    const vf one = set1(1.0f);
-    switch (kind) {
-        case HS_GATE_GELU: {
-            const vf z2 = mul(mul(g, set1(-1.5957691216057308f)), fma(mul(g, g), set1(0.044715f), one));
-            return mul(div(g, add(one, exp_v(z2))), u);
-        }
-        case HS_GATE_SWIGLU_OAI: {
-            // The limit first: of a limit and no number, min and max give the second.
-            const vf x = min_v(set1(7.0f), g), y = max_v(set1(-7.0f), min_v(set1(7.0f), u));
-            return mul(div(x, add(one, exp_v(mul(x, set1(-1.702f))))), add(y, one));
-        }
-        default: return mul(div(g, add(one, exp_v(sub(set1(0.0f), g)))), u);
-    }
-}
-
 // Rows of one chunk: all threads get several, where there are that many.
 int rows_of_chunk(const Run &run, int rows) {
     const int length = rows / (run.threads * 8);
@@ -256,7 +240,7 @@ void gate_chunk(const Run &, const hs_step &step, int chunk) {
     const Range columns = columns_in(step, chunk);
     const float *gate = step.src + step.src_stride * row, *up = step.add + step.add_stride * row;
     float *out = step.dst + step.dst_stride * row;
-    for (int c = columns.first; c < columns.last; c += 16) store(out + c, gated(step.gate, load(gate + c), load(up + c)));
+    for (int c = columns.first; c < columns.last; c += 16) store(out + c, gated_v(step.gate, load(gate + c), load(up + c)));
     if (step.activation) quantise_blocks(out, activation_row(step, row), columns.first / 32, columns.last / 32);
 }
 

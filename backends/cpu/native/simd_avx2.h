@@ -39,6 +39,20 @@ HS_INLINE vi load_bytes(const void *p) {
     const __m256i *q = static_cast<const __m256i *>(p);
     return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
 }
+// Sixteen unsigned bytes or halfwords as int32.
+HS_INLINE vi widen_u8(const uint8_t *p) {
+    const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
+    return {_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_srli_si128(x, 8))};
+}
+HS_INLINE vi widen_u16(const uint16_t *p) {
+    const __m128i *q = reinterpret_cast<const __m128i *>(p);
+    return {_mm256_cvtepu16_epi32(_mm_loadu_si128(q)), _mm256_cvtepu16_epi32(_mm_loadu_si128(q + 1))};
+}
+// Each byte of x, 0 to 15, replaced by that entry of a table.
+HS_INLINE vi look_up(const int8_t (&table)[16], vi x) {
+    const __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(table)));
+    return {_mm256_shuffle_epi8(t, x.a), _mm256_shuffle_epi8(t, x.b)};
+}
 HS_INLINE vi add(vi x, vi y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 HS_INLINE vi sub(vi x, vi y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
 HS_INLINE vi and_v(vi x, vi y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }

@@ -39,6 +39,19 @@ HS_INLINE vf abs_v(vf x) {
 
 HS_INLINE vi set1i(int32_t x) { return {_mm512_set1_epi32(x)}; }
 HS_INLINE vi load_bytes(const void *p) { return {_mm512_loadu_si512(p)}; }
+// Sixteen unsigned bytes or halfwords as int32.
+HS_INLINE vi widen_u8(const uint8_t *p) {
+    const __m256i words = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+    return {_mm512_cvtepu16_epi32(words)};
+}
+HS_INLINE vi widen_u16(const uint16_t *p) {
+    return {_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)))};
+}
+// Each byte of x, 0 to 15, replaced by that entry of a table.
+HS_INLINE vi look_up(const int8_t (&table)[16], vi x) {
+    const __m128i t = _mm_loadu_si128(reinterpret_cast<const __m128i *>(table));
+    return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(t), x.v)};
+}
 HS_INLINE vi add(vi x, vi y) { return {_mm512_add_epi32(x.v, y.v)}; }
 HS_INLINE vi sub(vi x, vi y) { return {_mm512_sub_epi32(x.v, y.v)}; }
 HS_INLINE vi and_v(vi x, vi y) { return {_mm512_and_si512(x.v, y.v)}; }

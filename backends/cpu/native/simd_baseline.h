@@ -15,6 +15,7 @@ typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef int16_t i16x32 __attribute__((vector_size(64)));
 typedef uint16_t u16x32 __attribute__((vector_size(64)));
 typedef uint16_t u16x16 __attribute__((vector_size(32)));
+typedef uint8_t u8x16 __attribute__((vector_size(16)));
 typedef int8_t i8x16 __attribute__((vector_size(16)));
 
 struct vf {
@@ -46,6 +47,25 @@ HS_INLINE vi load_bytes(const void *p) {
     vi r;
     std::memcpy(&r.v, p, 64);
     return r;
+}
+// Sixteen unsigned bytes or halfwords as int32.
+HS_INLINE vi widen_u8(const uint8_t *p) {
+    u8x16 bytes;
+    std::memcpy(&bytes, p, 16);
+    return {__builtin_convertvector(bytes, i32x16)};
+}
+HS_INLINE vi widen_u16(const uint16_t *p) {
+    u16x16 words;
+    std::memcpy(&words, p, 32);
+    return {__builtin_convertvector(words, i32x16)};
+}
+// Each byte of x, 0 to 15, replaced by that entry of a table: one at a time, since SSE2 has no shuffle of bytes.
+HS_INLINE vi look_up(const int8_t (&table)[16], vi x) {
+    uint8_t at[64];
+    int8_t found[64];
+    std::memcpy(at, &x.v, 64);
+    for (int i = 0; i < 64; i++) found[i] = table[at[i]];
+    return load_bytes(found);
 }
 HS_INLINE vi add(vi x, vi y) { return {x.v + y.v}; }
 HS_INLINE vi sub(vi x, vi y) { return {x.v - y.v}; }

@@ -1,5 +1,7 @@
 // The whole native library in one translation unit, so that SIMDe is parsed once.
 #include "attention.cpp"
+#include "delta.cpp"
+#include "experts.cpp"
 #include "linear.cpp"
 #include "program.cpp"
 #include "quantise.cpp"

@@ -1,0 +1,263 @@
+// A delta net between its projections: causal convolution, gated delta rule, gated norm (DeltaNet of backends/base.py).
+//
+// Two stages. The first treats every row of the batch by itself: it sees the rows of `mixed` before its own, in the batch or in
+// its sequence's slot. The second walks each sequence's rows in order, one value head at a time; heads and sequences are
+// independent, so they are the chunks. Columns of a head's matrix M are independent too (column j needs v_j, and of M only
+// itself), so a block of columns is taken through all rows of the sequence before the next one: it stays in L1.
+//
+//     u = e^g M^T k;  d = b (v - u);  M = e^g M + k d^T;  o = M^T q       16 or 32 columns at once, two passes over M
+//
+// Every row does the same operations in the same order wherever a chunk of the prompt begins or ends: a prompt cut into
+// other chunks gives the same bits. That is why there is no chunked form, which would sum by chunk.
+//
+// A slot, all layers one after the other, so that copying a sequence's state is one copy. A layer:
+//     [kernel - 1][channels]                       the last rows of `mixed`, oldest first
+//     [value heads][blocks of 16 columns][key_dim][16]      M, from `matrix_at` on; columns beyond value_dim stay zero
+//
+// What the first stage leaves for the second, a row: q and k of each key head, v of each value head, each padded to 16; then
+// b and e^g of each value head.
+#include <cmath>
+
+#include "activation.h"
+#include "kernels.h"
+#include "simd.h"
+
+namespace hs {
+namespace {
+
+constexpr int UNIT_CHANNELS = 512;   // channels that a chunk of the convolution takes at least
+
+HS_INLINE vf load_upto(const float *p, int count) {
+    if (count >= GROUP) return load(p);
+    alignas(64) float some[GROUP] = {};
+    for (int i = 0; i < count; i++) some[i] = p[i];
+    return load(some);
+}
+HS_INLINE void store_upto(float *p, vf x, int count) {
+    if (count >= GROUP) {
+        store(p, x);
+        return;
+    }
+    alignas(64) float some[GROUP];
+    store(some, x);
+    for (int i = 0; i < count; i++) p[i] = some[i];
+}
+
+int channels_of(const hs_delta &d) { return 2 * d.key_heads * d.key_dim + d.value_heads * d.value_dim; }
+
+// Offsets in a row of the first stage's results.
+int key_at(const hs_delta &d) { return d.key_heads * padded(d.key_dim); }
+int value_at(const hs_delta &d) { return 2 * key_at(d); }
+int gates_at(const hs_delta &d) { return value_at(d) + d.value_heads * padded(d.value_dim); }
+
+float *state_of(const Run &run, const hs_delta &d, int lane) { return d.states + d.slot_floats * run.batch.states[lane]; }
+
+int heads_of_chunk(const hs_delta &d) {
+    const int widest = d.key_dim > d.value_dim ? d.key_dim : d.value_dim;
+    return UNIT_CHANNELS > widest ? UNIT_CHANNELS / widest : 1;
+}
+int conv_parts(const hs_delta &d) {
+    const int heads = 2 * d.key_heads + d.value_heads, each = heads_of_chunk(d);
+    return (heads + each - 1) / each;
+}
+
+// The rows that the convolution of `row` sees, oldest first; null before the beginning of the sequence.
+void taps_of(const Run &run, const hs_step &step, int row, const float **taps) {
+    const hs_delta &d = *step.delta;
+    const int lane = run.batch.row_lanes[row], position = run.batch.positions[row];
+    const float *window = state_of(run, d, lane);
+    int before = 0;   // rows of this lane before this one in the batch
+    while (before < d.kernel - 1 && row - before > 0 && run.batch.row_lanes[row - before - 1] == lane) before++;
+    for (int back = 0; back < d.kernel; back++) {
+        const float *tap = nullptr;
+        if (back <= before) tap = step.src + step.src_stride * (row - back);
+        else if (back <= position) tap = window + static_cast<int64_t>(d.kernel - 1 - (back - before)) * channels_of(d);
+        taps[d.kernel - 1 - back] = tap;
+    }
+}
+
+// One head's channels from `from` on: convolved, silu, to `out`. Returns the sum of squares.
+float convolve_head(const hs_delta &d, const float *const *taps, int from, int dim, float *out) {
+    const int64_t channels = channels_of(d);
+    vf squares = set1(0.0f);
+    for (int c = 0; c < dim; c += GROUP) {
+        vf sum = set1(0.0f);
+        for (int j = 0; j < d.kernel; j++)
+            if (taps[j]) sum = fma(load_upto(d.conv + channels * j + from + c, dim - c), load_upto(taps[j] + from + c, dim - c), sum);
+        const vf y = silu_v(sum);
+        squares = fma(y, y, squares);
+        store(out + c, y);
+    }
+    return lane_sum(squares);
+}
+
+void scale_row(float *x, int width, float by) {
+    for (int c = 0; c < width; c += GROUP) store(x + c, mul(load(x + c), set1(by)));
+}
+
+void gates_of_row(const hs_step &step, int row, float *gates) {
+    const hs_delta &d = *step.delta;
+    const float *beta = step.third + step.third_stride * row, *alpha = d.alpha + d.alpha_stride * row;
+    for (int h = 0; h < d.value_heads; h++) {
+        const float x = alpha[h] + d.dt_bias[h];
+        const float softplus = x > 20.0f ? x : std::log1p(std::exp(x));
+        gates[h] = 1.0f / (1.0f + std::exp(-beta[h]));
+        gates[d.value_heads + h] = std::exp(softplus * d.a[h]);
+    }
+}
+
+// One head of one sequence, as the recurrence walks it.
+struct Head {
+    const float *q, *k, *v;   // of the first row; `stride` floats to the next
+    const float *gates;       // b; e^g lies `decay_at` behind
+    int64_t stride;
+    int decay_at;
+    float *out;
+    int64_t out_stride;
+    const int32_t *positions;
+    int rows, key_dim, value_dim;
+};
+
+// G blocks of 16 columns from column `from` on, through all rows.
+template <int G> void recur(const Head &head, float *matrix, int from) {
+    const int64_t block = static_cast<int64_t>(head.key_dim) * GROUP;
+    for (int t = 0; t < head.rows; t++) {
+        const float *q = head.q + head.stride * t, *k = head.k + head.stride * t, *v = head.v + head.stride * t + from;
+        const float b = head.gates[head.stride * t];
+        const vf decay = set1(head.gates[head.stride * t + head.decay_at]);
+        if (head.positions[t] == 0)
+            for (int64_t i = 0; i < block * G; i += GROUP) store(matrix + i, set1(0.0f));
+        vf sum[G][2], step[G];
+        HS_UNROLL
+        for (int g = 0; g < G; g++) sum[g][0] = sum[g][1] = set1(0.0f);
+        for (int i = 0; i < head.key_dim; i++) {
+            HS_UNROLL
+            for (int g = 0; g < G; g++) sum[g][i & 1] = fma(set1(k[i]), load(matrix + block * g + GROUP * i), sum[g][i & 1]);
+        }
+        HS_UNROLL
+        for (int g = 0; g < G; g++) {
+            step[g] = mul(set1(b), sub(load(v + GROUP * g), mul(decay, add(sum[g][0], sum[g][1]))));
+            sum[g][0] = sum[g][1] = set1(0.0f);
+        }
+        for (int i = 0; i < head.key_dim; i++) {
+            HS_UNROLL
+            for (int g = 0; g < G; g++) {
+                float *at = matrix + block * g + GROUP * i;
+                const vf m = fma(set1(k[i]), step[g], mul(decay, load(at)));
+                store(at, m);
+                sum[g][i & 1] = fma(set1(q[i]), m, sum[g][i & 1]);
+            }
+        }
+        float *out = head.out + head.out_stride * t + from;
+        HS_UNROLL
+        for (int g = 0; g < G; g++) store_upto(out + GROUP * g, add(sum[g][0], sum[g][1]), head.value_dim - from - GROUP * g);
+    }
+}
+
+// out = rms(out) * norm * silu(z), one head of one row.
+void gated_norm(const hs_delta &d, const float *z, float *out) {
+    vf squares = set1(0.0f);
+    for (int c = 0; c < d.value_dim; c += GROUP) {
+        const vf x = load_upto(out + c, d.value_dim - c);
+        squares = fma(x, x, squares);
+    }
+    const vf scale = set1(1.0f / std::sqrt(lane_sum(squares) / static_cast<float>(d.value_dim) + d.eps));
+    for (int c = 0; c < d.value_dim; c += GROUP) {
+        const int count = d.value_dim - c;
+        const vf normed = mul(mul(load_upto(out + c, count), scale), load_upto(d.norm + c, count));
+        store_upto(out + c, mul(normed, silu_v(load_upto(z + c, count))), count);
+    }
+}
+
+// The window of a lane: the last kernel - 1 rows of `mixed`, its own new ones behind what is left of the old ones.
+void keep_window(const Run &run, const hs_step &step, int first, int rows) {
+    const hs_delta &d = *step.delta;
+    const int64_t channels = channels_of(d);
+    float *window = state_of(run, d, run.batch.row_lanes[first]);
+    const int keep = d.kernel - 1, past = run.batch.positions[first];
+    for (int i = 0; i < keep; i++) {
+        const int at = rows - keep + i;   // of this batch's rows, or before them where negative
+        float *to = window + channels * i;
+        const float *from = at >= 0 ? step.src + step.src_stride * (first + at) : at + past >= 0 ? window + channels * (i + rows) : nullptr;
+        for (int64_t c = 0; c < channels; c++) to[c] = from ? from[c] : 0.0f;
+    }
+}
+
+}  // namespace
+
+void cut_lane_runs(Run &run) {
+    int32_t *runs = run.program.lane_runs;
+    run.lane_runs = 0;
+    for (int row = 0; row < run.batch.rows; row++) {
+        const bool begins = row == 0 || run.batch.row_lanes[row] != run.batch.row_lanes[row - 1];
+        if (begins) runs[2 * run.lane_runs] = row, runs[2 * run.lane_runs + 1] = 0, run.lane_runs++;
+        runs[2 * run.lane_runs - 1]++;
+    }
+}
+
+int delta_conv_chunks(const Run &run, const hs_step &step) { return run.batch.rows * conv_parts(*step.delta); }
+
+void delta_conv_chunk(const Run &run, const hs_step &step, int chunk) {
+    const hs_delta &d = *step.delta;
+    const int parts = conv_parts(d), row = chunk / parts, part = chunk % parts, each = heads_of_chunk(d);
+    float *out = d.convolved + d.convolved_stride * row;
+    const float *taps[HS_DELTA_KERNEL_MOST];
+    taps_of(run, step, row, taps);
+    if (part == 0) gates_of_row(step, row, out + gates_at(d));
+    const int heads = 2 * d.key_heads + d.value_heads, last = (part + 1) * each < heads ? (part + 1) * each : heads;
+    for (int h = part * each; h < last; h++) {
+        if (h >= 2 * d.key_heads) {
+            const int value = h - 2 * d.key_heads;
+            convolve_head(d, taps, 2 * d.key_heads * d.key_dim + value * d.value_dim, d.value_dim,
+                          out + value_at(d) + value * padded(d.value_dim));
+            continue;
+        }
+        float *to = out + h * padded(d.key_dim);
+        const float squares = convolve_head(d, taps, h * d.key_dim, d.key_dim, to);
+        float scale = 1.0f / std::sqrt(squares + d.eps);
+        if (h < d.key_heads) scale /= std::sqrt(static_cast<float>(d.key_dim));
+        scale_row(to, d.key_dim, scale);
+    }
+}
+
+int delta_rule_chunks(const Run &run, const hs_step &step) { return run.lane_runs * (step.delta->value_heads + 1); }
+
+void delta_rule_chunk(const Run &run, const hs_step &step, int chunk) {
+    const hs_delta &d = *step.delta;
+    const int lane_run = chunk / (d.value_heads + 1), h = chunk % (d.value_heads + 1);
+    const int first = run.program.lane_runs[2 * lane_run], rows = run.program.lane_runs[2 * lane_run + 1];
+    if (h == d.value_heads) {
+        keep_window(run, step, first, rows);
+        return;
+    }
+    const int key_head = d.tiled ? h % d.key_heads : h / (d.value_heads / d.key_heads);
+    const float *row = d.convolved + d.convolved_stride * first;
+    const float *q = row + key_head * padded(d.key_dim);
+    float *out = step.dst + step.dst_stride * first + h * d.value_dim;
+    const Head head{q,
+                    q + key_at(d),
+                    row + value_at(d) + h * padded(d.value_dim),
+                    row + gates_at(d) + h,
+                    d.convolved_stride,
+                    d.value_heads,
+                    out,
+                    step.dst_stride,
+                    run.batch.positions + first,
+                    rows,
+                    d.key_dim,
+                    d.value_dim};
+    const int64_t block = static_cast<int64_t>(d.key_dim) * GROUP, blocks = padded(d.value_dim) / GROUP;
+    float *matrix = state_of(run, d, run.batch.row_lanes[first]) + d.matrix_at + blocks * block * h;
+    int64_t at = 0;
+    for (; at + 2 <= blocks; at += 2) recur<2>(head, matrix + block * at, static_cast<int>(at) * GROUP);
+    for (; at < blocks; at++) recur<1>(head, matrix + block * at, static_cast<int>(at) * GROUP);
+    for (int t = 0; t < rows; t++) {
+        const int r = first + t;
+        gated_norm(d, step.add + step.add_stride * r + h * d.value_dim, out + step.dst_stride * t);
+        if (!step.activation) continue;
+        ActBlock *blocks_of_row = reinterpret_cast<ActBlock *>(step.activation + activation_bytes(step.width) * static_cast<size_t>(r));
+        quantise_blocks(out + step.dst_stride * t - h * d.value_dim, blocks_of_row, h * d.value_dim / 32, (h + 1) * d.value_dim / 32);
+    }
+}
+
+}  // namespace hs

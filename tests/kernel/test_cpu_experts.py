@@ -1,0 +1,235 @@
+"""Experts against the reference backend: routing, types, odd sizes, fused tensors, and the same bits in any batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import kernel_rig as rig
+import numpy as np
+import pytest
+
+from backends.base import Batch, Buffer, ExpertMatrix, Experts, Op, Routing, SelectRows, TensorView, Unsupported, Weight
+from backends.cpu.backend import CpuProgram
+from budget.host_lines import packed_tensor_bytes
+
+KINDS = ("silu", "gelu", "swiglu_oai")
+ROWS = 40
+
+
+@dataclass(frozen=True)
+class Form:
+    """Types and sizes of one mixture; `fused` puts gate and up of an expert behind each other in one tensor."""
+
+    types: tuple[str, str, str] = ("F32", "F32", "F32")
+    cols: int = 64
+    inner: int = 48
+    width: int = 64
+    routing: Routing = Routing(8, 3)
+    kind: str = "silu"
+    fused: bool = False
+    biased: bool = False
+    selected: bool = False
+
+
+class Mixture:
+    """A mixture of experts whose inputs and logits are rows of tables."""
+
+    def __init__(self, form: Form, seed: int = 0, logits: rig.F32 | None = None) -> None:
+        random = np.random.default_rng(seed)
+        experts = form.routing.experts
+        self.views: list[TensorView] = []
+
+        def matrices(name: str, kind: str, heights: tuple[int, ...], cols: int) -> list[ExpertMatrix]:
+            pitch = sum(heights)
+            view, _ = rig.weights_of(kind, experts * pitch, cols, seed=len(self.views) + 1)
+            view = replace(view, name=name)
+            if kind == "F32":  # of the size that trained ones have
+                view = rig.table_of(name, view.data.view(np.float32).reshape(experts * pitch, cols) / np.sqrt(cols))
+            self.views.append(view)
+            bias = None
+            if form.biased:
+                bias = Weight(f"{name}.bias", 1, experts * pitch)
+                self.views.append(rig.vector_of(bias.name, random.standard_normal(bias.cols).astype(np.float32)))
+            firsts = [sum(heights[:index]) for index in range(len(heights))]
+            weight = Weight(name, experts * pitch, cols)
+            return [
+                ExpertMatrix(weight, height, pitch, first, bias) for height, first in zip(heights, firsts, strict=True)
+            ]
+
+        if form.fused:
+            gate, up = matrices("gate_up", form.types[0], (form.inner, form.inner), form.cols)
+        else:
+            (gate,) = matrices("gate", form.types[0], (form.inner,), form.cols)
+            (up,) = matrices("up", form.types[1], (form.inner,), form.cols)
+        (down,) = matrices("down", form.types[2], (form.width,), form.inner)
+        routing = form.routing
+        if form.selected:
+            routing = replace(routing, selection=Weight("selection", 1, experts))
+            self.views.append(rig.vector_of("selection", random.standard_normal(experts).astype(np.float32)))
+        self.x = random.standard_normal((ROWS, form.cols)).astype(np.float32)
+        if logits is None:
+            logits = random.standard_normal((ROWS, experts)).astype(np.float32)
+        (feed_x, table_x, x), (feed_l, table_l, given) = rig.feed("x", self.x), rig.feed("l", logits)
+        self.views += [table_x, table_l]
+        self.out = Buffer("out", form.width)
+        self.op = Experts(x, given, self.out, routing, gate, up, down, form.kind)
+        self.ops: list[Op] = [feed_x, feed_l, self.op]
+
+    def bind(self, level: str, threads: int = 2) -> CpuProgram:
+        return rig.bind(rig.backend(level, threads), self.ops, self.views)
+
+    def run(self, level: str, rows: int = ROWS, threads: int = 2) -> rig.F32:
+        program = self.bind(level, threads)
+        got = program.run(rig.plain_batch(rows)).copy()
+        program.close()
+        return got
+
+    def want(self) -> np.ndarray:
+        return rig.Oracle(self.ops, self.views).run(rig.plain_batch(ROWS), "out")
+
+    def check(self, level: str, relative: float) -> None:
+        want = self.want()
+        rig.close_to(self.run(level), want, np.full_like(want, np.abs(want).max()), relative)
+
+
+ROUTINGS = (
+    Routing(8, 3),
+    Routing(8, 3, normalise=False),
+    Routing(8, 1, normalise=False, scale=2.5),
+    Routing(8, 8, "sigmoid", scale=0.5),
+    Routing(17, 4, "sigmoid", normalise=False),
+    Routing(17, 4, "chosen", normalise=False, scale=1.5),
+    Routing(32, 4, "chosen"),
+)
+
+
+@pytest.mark.parametrize("selected", (False, True))
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_every_routing_equals_the_reference(level: str, routing: Routing, selected: bool) -> None:
+    Mixture(Form(routing=routing, selected=selected)).check(level, 3e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fused", (False, True))
+def test_activations_biases_and_fused_tensors(level: str, kind: str, fused: bool) -> None:
+    for biased in (False, True):
+        Mixture(Form(kind=kind, fused=fused, biased=biased)).check(level, 3e-6)
+
+
+@pytest.mark.parametrize("cols, inner, width", ((64, 48, 64), (7, 5, 3), (33, 17, 100), (48, 90, 31)))
+def test_odd_sizes_are_padded_for_each_expert(level: str, cols: int, inner: int, width: int) -> None:
+    for fused in (False, True):
+        mixture = Mixture(Form(cols=cols, inner=inner, width=width, fused=fused, biased=True))
+        mixture.check(level, 3e-6)
+
+
+@pytest.mark.parametrize("kind", rig.ALL_TYPES)
+def test_every_type_of_weight(level: str, kind: str) -> None:
+    block = 256 if kind in rig.K_TYPES else 32 if kind in rig.SIMPLE_TYPES else 1
+    inner = max(2 * block, 40) if block > 1 else 40
+    types = (kind, kind, kind)
+    # What int16 takes from inputs and inner activations is some 3e-5 of the largest of each block.
+    for fused in (False, True):
+        Mixture(Form(types=types, cols=max(block, 64), inner=inner, width=40, fused=fused)).check(level, 2e-4)
+
+
+def test_types_may_differ_between_the_matrices(level: str) -> None:
+    for types in (("MXFP4", "F16", "Q8_0"), ("F32", "Q4_K", "BF16"), ("Q5_0", "Q6_K", "IQ4_NL")):
+        Mixture(Form(types=types, cols=256, inner=64, width=33, biased=True)).check(level, 2e-4)
+
+
+def test_equal_logits_choose_the_lower_index(level: str) -> None:
+    logits = np.zeros((ROWS, 8), np.float32)
+    logits[1::2, 5:] = 1.0
+    for func in ("softmax", "sigmoid", "chosen"):
+        Mixture(Form(routing=Routing(8, 2, func)), logits=logits).check(level, 3e-6)
+
+
+def test_tiny_sums_do_not_divide_and_far_logits_stay_finite(level: str) -> None:
+    logits = np.full((ROWS, 8), -60.0, np.float32)
+    logits[1::3] = np.linspace(-300, 300, 8)
+    logits[2::3] = 88.0
+    for func in ("softmax", "sigmoid", "chosen"):
+        Mixture(Form(routing=Routing(8, 3, func)), logits=logits).check(level, 3e-6)
+
+
+@pytest.mark.parametrize("kind", ("F32", "Q8_0", "MXFP4", "Q4_K"))
+def test_a_row_has_the_same_bits_in_every_batch_and_for_every_thread_count(level: str, kind: str) -> None:
+    cols = 256
+    mixture = Mixture(Form(types=(kind, kind, kind), cols=cols, inner=cols, width=72, routing=Routing(8, 3)))
+    whole = mixture.run(level)
+    for threads in (1, 2, 5):
+        program = mixture.bind(level, threads)
+        for count in (1, 2, 3, 5, 12, 29):
+            rows = np.arange(ROWS - count, ROWS, dtype=np.int32)
+            got = program.run(replace(rig.plain_batch(count), tokens=rows))
+            assert np.array_equal(rig.bits(got), rig.bits(whole[rows])), (threads, count)
+        program.close()
+
+
+def test_all_rows_may_choose_one_expert_and_some_experts_none(level: str) -> None:
+    logits = np.full((ROWS, 8), -1.0, np.float32)
+    logits[:, 6] = 5.0
+    logits[:, 2] = 3.0
+    Mixture(Form(routing=Routing(8, 2)), logits=logits).check(level, 3e-6)
+
+
+def test_after_the_selection_of_rows_only_those_run(level: str) -> None:
+    mixture = Mixture(Form())
+    kept_x, kept_l = Buffer("kept_x", 64), Buffer("kept_l", 8)
+    selects = (SelectRows(mixture.op.src, kept_x),)
+    feed_x, feed_l, op = mixture.ops
+    assert isinstance(op, Experts)
+    with pytest.raises(ValueError, match="once"):
+        rig.bind(
+            rig.backend(level),
+            [feed_x, feed_l, *selects, SelectRows(mixture.op.logits, kept_l), op],
+            mixture.views,
+        )
+
+
+def test_stacks_hold_the_bits_of_the_file_and_no_more(level: str) -> None:
+    for fused in (False, True):
+        mixture = Mixture(Form(types=("MXFP4", "MXFP4", "Q8_0"), cols=64, inner=96, width=48, fused=fused))
+        program = mixture.bind(level)
+        tables = sum(packed_tensor_bytes(4, 1, ROWS, cols) for cols in (64, 8))
+        sizes = [view.nbytes for view in mixture.views if view.name in ("gate", "up", "gate_up", "down")]
+        assert program.memory_lines()["weights"] == sum(sizes) + tables
+        program.close()
+
+
+def test_what_does_not_fit_is_refused(level: str) -> None:
+    mixture = Mixture(Form(selected=True))
+    good = mixture.op
+    assert good.routing.selection is not None
+
+    def refused(op: Experts) -> None:
+        with pytest.raises(ValueError):
+            rig.bind(rig.backend(level), [*mixture.ops[:2], op], mixture.views)
+
+    refused(replace(good, routing=replace(good.routing, used=9)))
+    refused(replace(good, routing=replace(good.routing, used=0)))
+    refused(replace(good, gate=replace(good.gate, first=1)))
+    refused(replace(good, up=replace(good.up, height=47)))
+    refused(replace(good, out=Buffer("out", 63)))
+    refused(replace(good, routing=replace(good.routing, selection=Weight("selection", 1, 9))))
+
+
+def test_a_selection_that_is_no_floats_and_a_strange_type_are_named(level: str) -> None:
+    mixture = Mixture(Form(routing=Routing(32, 2), selected=True))
+    packed, _ = rig.weights_of("Q8_0", 1, 32)
+    views = [replace(packed, name="selection") if view.name == "selection" else view for view in mixture.views]
+    with pytest.raises(Unsupported, match="selection must be floats"):
+        rig.bind(rig.backend(level), mixture.ops, views)
+    strange = replace(mixture.op, kind="relu2")
+    with pytest.raises(Unsupported, match="relu2"):
+        rig.bind(rig.backend(level), [*mixture.ops[:2], strange], mixture.views)
+
+
+def test_a_wrong_batch_leaves_experts_alone(level: str) -> None:
+    program = Mixture(Form()).bind(level)
+    minus = np.full(3, -1, np.int32)
+    bad: Batch = replace(rig.plain_batch(3), tokens=minus)
+    with pytest.raises(ValueError):
+        program.run(bad)
+    program.close()
