@@ -164,11 +164,13 @@ class MeasuredBudget:
         """Measured at most `FRESH_S` ago."""
         async with self._turn:
             if self._read_at is None or self._clock() - self._read_at >= FRESH_S:
-                found = await asyncio.to_thread(measure, self._members())
+                members = self._members()
+                found = await asyncio.to_thread(measure, members)
+                here = [each for each in self._lines if each.device == members.host and PIPELINE in each.held]
                 self._body = self._document | {
                     "measured": compare(self._lines, found),
                     "measured_total": {
-                        "predicted_mib": _mib(sum(each.bytes for each in self._lines if PIPELINE in each.held)),
+                        "predicted_mib": _mib(sum(each.bytes for each in here)),
                         "smaps_mib": _mib(found.smaps_bytes),
                         "cgroup_mib": _mib(found.group_bytes),
                         "cgroup_how": found.group_why,

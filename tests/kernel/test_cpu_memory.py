@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import re
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,8 +31,6 @@ def rope_store() -> tuple[list[object], list[object]]:
 
 
 def test_every_line_is_resident_when_it_is_bound_and_a_mapping_of_its_own(level: str) -> None:
-    if sys.platform != "linux":
-        pytest.skip("needs /proc")
     ops, weights = rope_store()
     pool = KvPool((KvLayer(1, 64),), 2**17, QuantType.F32)
     program = rig.bind(rig.backend(level), ops, weights, pool)

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from budget.facts import MIB
 from budget.host import own_group
 from homeserve.measure import Members, Region, Worker, measure
@@ -48,7 +46,6 @@ asyncio.run(main())
 """Loads a model with a KV pool of argv[2] slots of 1 KiB."""
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_each_line_of_a_worker_is_found_alone_and_held_before_the_first_request(driver: Any, run_once: Any) -> None:
     async def main() -> None:
         async with driver(backend="cpu", threads=2) as fleet:
