@@ -5,8 +5,8 @@ and every nearest wish has been planned before it is told: whoever asks again wi
 promised.
 
 The nearest wish keeps as much as it can, in this order: what was asked for with smaller KV rows or fewer requests at
-once; other devices and layouts than those that were insisted on; a shorter context; a smaller quantisation of the same
-model; the host memory that a profile does not tell; and at the end the small default model, which fits almost anywhere.
+once; other devices and layouts than those that were insisted on; a shorter context; the host memory that a profile does
+not tell; a smaller quantisation of the same model; and at the end the small default model, which fits almost anywhere.
 
 Pure.
 """
@@ -24,14 +24,15 @@ from budget.ledger import FLIP
 from budget.plan import Advice, Plan, Refusal, Unknown, plan
 from budget.quants import LADDER, bits_per_weight
 from budget.question import settings_of
-from budget.wish import DEFAULT_CARD_FLOOR, Wish
+from budget.wish import DEFAULT_CARD_FLOOR, DEFAULT_HOST_FLOOR, Wish
 
 Outcome = Plan | Refusal | Unknown
 Settings = dict[str, str | int]
 
 ADVICE_AT_MOST = 6
 _LEAST_GAIN = 256
-_ASSUMED_GIB = (8, 16, 32, 64, 128, 256, 512)
+_ASSUMED_GIB = (4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 512)
+_LOWER_FLOORS_MIB = (128, 32, 0)
 
 _COSTS = {
     "kv_type": "smaller KV rows, read a little less exactly",
@@ -153,7 +154,7 @@ def _advice(subject: Subject, made: Plan) -> Iterable[Advice]:
         other = _planned(*changed(subject, made.wish, settings))
         if not isinstance(other, Plan) or not subject.has(other, settings):
             continue
-        full = made.context >= made.shape.context
+        full = bool(made.wish.context) or made.context >= made.shape.context
         gain = other.kv_tokens - made.kv_tokens if full else other.context - made.context
         if gain >= max(_LEAST_GAIN, (made.kv_tokens if full else made.context) // 100):
             costs = "; ".join(_COSTS[name] for name in settings)
@@ -243,16 +244,26 @@ def _ladder(subject: Subject, wish: Wish) -> Iterable[tuple[Settings, str]]:
         yield {**shorter, **small}, "with a shorter context and KV rows of q8_0"
     yield {**free, **shorter, **least}, "with everything at its smallest"
     if subject.file_fixed:
+        yield from _lower_floors(subject, wish, {**free, **shorter, **least})
         return
-    for quant in smaller_quants(subject.shape):
-        yield {**free, **shorter, "quant": quant}, f"as {quant}"
-    for quant in smaller_quants(subject.shape)[-1:]:
-        yield {**free, **shorter, **least, "quant": quant}, f"as {quant}, with everything at its smallest"
     if subject.box.memory is None:
         for gib in _ASSUMED_GIB:
             mib = gib * GIB // MIB
             yield {**free, **shorter, "assume_ram_mib": mib}, f"if this box has {gib} GiB of host memory"
+    for quant in smaller_quants(subject.shape):
+        yield {**free, **shorter, "quant": quant}, f"as {quant}"
+    for quant in smaller_quants(subject.shape)[-1:]:
+        yield {**free, **shorter, **least, "quant": quant}, f"as {quant}, with everything at its smallest"
     if subject.fallback is not None:
         name: Settings = {"shape": subject.fallback.name}
         yield {**free, **shorter, **name}, f"with a smaller model, {subject.fallback.name}"
         yield {**free, **shorter, **least, **name}, f"with a smaller model, {subject.fallback.name}, at its smallest"
+        yield from _lower_floors(subject, wish, {**free, **shorter, **least, **name})
+
+
+def _lower_floors(subject: Subject, wish: Wish, smallest: Settings) -> Iterable[tuple[Settings, str]]:
+    """The last way out: less stays free for others."""
+    floor = DEFAULT_HOST_FLOOR if wish.floor_bytes is None else wish.floor_bytes
+    for mib in _LOWER_FLOORS_MIB:
+        if mib * MIB < floor:
+            yield {**smallest, "floor_mib": mib}, f"with everything at its smallest and {mib} MiB kept free"

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from budget.facts import Doubt
-from budget.page import INDENT, Cell, Column, Style, gained, grouped, table, wrapped
-from budget.plan import Advice, Plan, Priced
-from budget.question import flags
+from budget.ledger import PIPELINE, TENSOR
+from budget.page import INDENT, Cell, Column, Style, gained, grouped, regrouped, table, wrapped
+from budget.plan import Advice, Plan, Priced, Refusal
+from budget.question import Question, flags
 from budget.speed import LayoutSpeed
 
 DOUBTS_MAX = 40
 
 
-def advice_lines(style: Style, advice: Sequence[Advice]) -> list[str]:
-    """What to change, and what it gives."""
+def advice_lines(style: Style, advice: Sequence[Advice], asked: Question) -> list[str]:
+    """What to change, and what it gives. What `up` of this version refuses is told all the same, and marked."""
     if not advice:
         return []
     rows: list[list[Cell]] = [
-        [(" ".join(flags(each.flags)), "mark"), f"{gained(each.gain_tokens)} tokens of {each.of}", each.text]
+        [(" ".join(flags(each.flags)), "mark"), f"{gained(each.gain_tokens)} tokens of {each.of}", _cost(each, asked)]
         for each in advice
     ]
     columns = [Column("change", limit=44), Column("gives", right=True), Column("")]
     return [style.paint("What to change, and what it gives", "head"), *table(style, columns, rows)]
 
 
+def _cost(advice: Advice, asked: Question) -> str:
+    return advice.text + (" (not in this version)" if asked.refused(advice.flags) else "")
+
+
 def speed_lines(style: Style, plan: Plan) -> list[str]:
-    """Tokens per second of each layout as a range, and what the way from one to the other costs."""
+    """Tokens per second of each layout, as a number and a range, and what the way from one to the other costs."""
     if not plan.speeds:
         return []
     rows: list[list[Cell]] = [
@@ -51,23 +56,59 @@ def speed_lines(style: Style, plan: Plan) -> list[str]:
     return lines
 
 
-def priced_lines(style: Style, priced: Sequence[Priced]) -> list[str]:
-    """The options that were looked at and not taken."""
-    rows: list[list[Cell]] = [
-        [each.option, _number(each.kv_tokens), _number(each.prefill_tok_s), _number(each.decode_tok_s), each.why_not]
-        for each in priced
-        if each.why_not
-    ]
+ONE = ", one request at a time"
+"""What stands behind an option's name where it was looked at with one request instead of several."""
+_PRICED = (
+    Column("option", limit=34),
+    Column("at once", right=True),
+    Column("tokens", right=True),
+    Column("prefill/s", right=True),
+    Column("decode/s", right=True),
+    Column("why not"),
+)
+
+
+def priced_lines(
+    style: Style, asked_of: Plan | Refusal, several: int, own: Callable[[Priced], str] = lambda each: each.why_not
+) -> list[str]:
+    """The options that were looked at: the one that was taken first, then the others with the reason against each.
+
+    `several`: requests at once of options that were not cut down to one; `own` how a reason is told.
+    """
+    taken = asked_of if isinstance(asked_of, Plan) else None
+    others = [each for each in asked_of.priced if each.why_not]
+    one = any(each.option.endswith(ONE) for each in asked_of.priced)
+    rows: list[list[Cell]] = []
+    for each in others:
+        running = 1 if each.option.endswith(ONE) else several
+        rows.append([each.option.removesuffix(ONE), *_numbers(each, running if one else None), regrouped(own(each))])
+    if asked_of.ceilings.devices[-1].ceiling_bytes is None and not asked_of.wish.devices:
+        why = "not looked at, its memory is unknown (--assume-ram-mib N)"
+        rows.append(["with the host", "", "-", "-", "-", why])
     if not rows:
         return []
-    columns = [
-        Column("option", limit=34),
-        Column("tokens", right=True),
-        Column("prefill/s", right=True),
-        Column("decode/s", right=True),
-        Column("why not"),
-    ]
-    return [style.paint("Looked at, and not taken", "head"), *table(style, columns, rows)]
+    if taken is not None:
+        mine = next((each for each in taken.priced if not each.why_not), None)
+        prefill, decode = _of_plan(taken) if mine is None else (mine.prefill_tok_s, mine.decode_tok_s)
+        chosen = Priced(taken.option, taken.kv_tokens, prefill, decode, "")
+        cells = (taken.option, *_numbers(chosen, taken.running if one else None), "<- taken")
+        rows.insert(0, [(cell, "mark") for cell in cells])
+    head = "Looked at, and not taken" if taken is None else "What was looked at"
+    return [style.paint(head, "head"), *table(style, _PRICED, rows)]
+
+
+def _numbers(each: Priced, running: int | None) -> list[str]:
+    at_once = "" if running is None else grouped(running)
+    return [at_once, _number(each.kv_tokens), _number(each.prefill_tok_s), _number(each.decode_tok_s)]
+
+
+def _of_plan(plan: Plan) -> tuple[float | None, float | None]:
+    """Tokens per second of prompts and of answers, each in the layout that does it."""
+    prefill = plan.speeds.get(PIPELINE) or plan.speeds.get(TENSOR)
+    decode = plan.speeds.get(TENSOR) or prefill
+    if prefill is None or decode is None:
+        return None, None
+    return prefill.prefill_tok_s, decode.decode_tok_s
 
 
 def doubt_lines(style: Style, doubts: Iterable[Doubt]) -> list[str]:
@@ -77,8 +118,9 @@ def doubt_lines(style: Style, doubts: Iterable[Doubt]) -> list[str]:
         return []
     lines = [style.paint("What is in doubt", "head")]
     for doubt in each[:DOUBTS_MAX]:
-        text = f"{doubt.where}: {doubt.what}" + (f"; taken: {doubt.taken}" if doubt.taken else "")
-        lines += wrapped(text, f"{INDENT}- ", INDENT * 2)
+        taken = doubt.taken.removeprefix("taken as ").removeprefix("taken: ")
+        text = f"{doubt.where}: {doubt.what}" + (f"; taken: {taken}" if taken else "")
+        lines += wrapped(regrouped(text), f"{INDENT}- ", INDENT * 2)
     if len(each) > DOUBTS_MAX:
         lines.append(f"{INDENT}- and {len(each) - DOUBTS_MAX} more (--json has them all)")
     return lines
@@ -87,7 +129,7 @@ def doubt_lines(style: Style, doubts: Iterable[Doubt]) -> list[str]:
 def _range(speed: LayoutSpeed, tok_s: float) -> str:
     low, high = tok_s * speed.low, tok_s * speed.high
     digits = 0 if high >= 100 else 1
-    return f"{grouped(low, digits)} to {grouped(high, digits)}"
+    return f"{_number(tok_s)} ({grouped(low, digits)} to {grouped(high, digits)})"
 
 
 def _number(value: float | None) -> str:

@@ -50,16 +50,15 @@ def box_report(
     beside: tuple[str, ...] = (),
 ) -> list[str]:
     """The page about a box. `more` models on disk were not looked at; `beside` are words that a second look needs."""
-    return joined(
-        [
-            _headline(style, box, ceilings),
-            device_table(style, ceilings),
-            ceiling_sums(ceilings, box.memory),
-            _models(style, models, more),
-            doubt_lines(style, doubts),
-            _next(style, models, beside),
-        ]
-    )
+    parts = [
+        _headline(style, box, ceilings),
+        device_table(style, ceilings),
+        ceiling_sums(ceilings, box.memory),
+        _models(style, models, more),
+        doubt_lines(style, doubts),
+        _next(style, models, beside),
+    ]
+    return joined(parts)
 
 
 def model_json(row: ModelRow) -> dict[str, Any]:

@@ -127,11 +127,11 @@ def token_vector(
     if not row:
         return (1,) * len(option.ranks)
     found = terms(job, option, ceilings, pipeline, tensor)
-    pools = {term.device: term.held for term in found if term.per_token and TENSOR in term.held}
+    pools = {term.device: term.held for term in found if term.per_token and not term.until and TENSOR in term.held}
     rows = []
     for index in option.ranks:
         own = [term for term in found if term.device == index]
-        held = max(sum(term.fixed for term in own if moment in term.held) for moment in pools[index])
+        held = max(sum(term.most for term in own if moment in term.held) for moment in pools[index])
         rows.append(max(1, int(((ceilings.devices[index].ceiling_bytes or 0) - held) / row / PAGE)))
     return best_token_vector(rows)
 

@@ -2,46 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from budget.asides import advice_lines, doubt_lines, priced_lines, speed_lines
 from budget.facts import Doubt, MemoryFacts
-from budget.page import INDENT, Cell, Column, Style, grouped, table, wrapped
+from budget.page import INDENT, Cell, Column, Style, counted, grouped, regrouped, table, wrapped
+from budget.placement import settle
 from budget.plan import Plan
 from budget.question import Question, run_settings
-from budget.sums import arithmetic, has_room, heading, ledger_table, moments_of, named, shared_pools, what_binds
+from budget.sums import arithmetic, has_room, heading, ledger_table, moments_of, named, shared_pools, title, what_binds
+from budget.wish import PAGE
 
 
 def plan_parts(
     style: Style, plan: Plan, host: MemoryFacts | None, doubts: Sequence[Doubt], asked: Question
 ) -> list[list[str]]:
+    lacks = cannot_run(doubts, asked.refused(run_settings(plan)))
     return [
-        _headline(style, plan),
+        _headline(style, plan, lacks),
         *_devices(style, plan, host),
         shared_pools(plan.ceilings, plan.lines),
         _ranks(style, plan),
-        advice_lines(style, plan.advice),
+        advice_lines(style, plan.advice, asked),
         speed_lines(style, plan),
-        priced_lines(style, plan.priced),
+        priced_lines(style, plan, settle(plan.shape, plan.wish).running),
         doubt_lines(style, doubts),
-        _command(style, plan, asked),
+        _command(style, plan, asked, lacks),
     ]
 
 
 # ---------------------------------------------------------------------------------------------------------- what binds
 
 
-def _headline(style: Style, plan: Plan) -> list[str]:
+def cannot_run(doubts: Iterable[Doubt], refused: Sequence[str]) -> str:
+    """Why this version cannot run a plan; "" where it can."""
+    found = list(dict.fromkeys(doubt.what for doubt in doubts if doubt.where == "backend"))
+    if refused:
+        found.append(f"this version has no {' '.join(refused)}")
+    return "; ".join(found)
+
+
+def _headline(style: Style, plan: Plan, lacks: str) -> list[str]:
     trained = "" if plan.context >= plan.shape.context else f" (the model allows {grouped(plan.shape.context)})"
+    kv = f"{grouped(plan.kv_tokens)} tokens of {plan.wish.kv_type} KV"
+    each = plan.kv_tokens // plan.running // PAGE * PAGE
+    share = f" in all: {grouped(each)} tokens for each of {grouped(plan.running)} at once" if plan.running > 1 else ""
     text = (
-        f"FITS: {plan.shape.name} ({plan.shape.quant}) with {grouped(plan.context)} tokens of context{trained},"
-        f" {plan.running} request{'s' * (plan.running != 1)} at once, {grouped(plan.kv_tokens)} tokens of"
-        f" {plan.wish.kv_type} KV in all; {what_binds(plan)}."
+        f"FITS{f', but {lacks}.' if lacks else ':'} {title(plan.shape)} with {grouped(plan.context)} tokens of"
+        f" context{trained}, {counted(plan.running, 'request')} at once (--max-running), {kv}{share};"
+        f" {what_binds(plan)}."
     )
-    lines = wrapped(text)
-    lines[0] = lines[0].replace("FITS", style.paint("FITS", "good"), 1)
+    lines = wrapped(regrouped(text))
+    lines[0] = lines[0].replace("FITS", style.paint("FITS", "good" if not lacks else "unsure"), 1)
     if plan.binds.why and not has_room(plan):
-        lines += wrapped(f"Why it binds: {plan.binds.why}")
+        lines += wrapped(regrouped(f"Why it binds: {plan.binds.why}"))
     return lines + wrapped(f"How it runs: {plan.option}")
 
 
@@ -53,7 +67,13 @@ def _devices(style: Style, plan: Plan, host: MemoryFacts | None) -> list[list[st
         if any(line.device == device.index for line in plan.lines):
             binding = plan.binds.line if device.index == plan.binds.device and not has_room(plan) else ""
             sums = wrapped(arithmetic(device, host), INDENT, INDENT * 2)
-            parts.append([*heading(style, device), *sums, *ledger_table(style, device, plan.lines, moments, binding)])
+            parts.append(
+                [
+                    *heading(style, device, plan.ceilings.devices),
+                    *sums,
+                    *ledger_table(style, device, plan.lines, moments, binding),
+                ]
+            )
         else:
             why = "holds nothing in this plan" if device.usable else f"is not used: {device.why_not}"
             idle += wrapped(f"D{named(device)[1:]} {why}", "", INDENT)
@@ -93,6 +113,12 @@ def _ranks(style: Style, plan: Plan) -> list[str]:
     return [style.paint(head, "head"), *table(style, columns, rows)]
 
 
-def _command(style: Style, plan: Plan, asked: Question) -> list[str]:
-    head = "To run it" if asked.here else "To run it (MODEL is the file, which is not here)"
-    return [style.paint(head, "head"), INDENT + asked.up_line(run_settings(plan))]
+def _command(style: Style, plan: Plan, asked: Question, lacks: str) -> list[str]:
+    notes = [] if asked.here else ["MODEL is the file, which is not here"]
+    if asked.quant is not None:
+        notes = [f"MODEL is a {plan.shape.quant} file of {asked.model or asked.shape}, which is not here"]
+    if lacks:
+        notes.append("not in this version, see the first line")
+    head = "To run it" + (f" ({'; '.join(notes)})" if notes else "")
+    lines = [style.paint(line, "head") for line in wrapped(head)]
+    return [*lines, INDENT + asked.up_line(run_settings(plan))]

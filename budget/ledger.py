@@ -51,7 +51,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Term:
-    """A line before the number of tokens is known: `fixed` bytes, and `per_token` for each token of the pool."""
+    """A line before the number of tokens is known: `fixed` bytes, and `per_token` for each token of the pool.
+
+    `until` > 0: it grows with the first so many tokens only. (Buffers grow with the longest request, which is as long
+    as the pool until that holds the whole context.)"""
 
     device: int
     name: str
@@ -60,10 +63,16 @@ class Term:
     source: str
     note: str = ""
     per_token: float = 0.0
+    until: int = 0
+
+    @property
+    def most(self) -> float:
+        """Its largest size where it is bounded, else what it holds without tokens."""
+        return self.fixed + self.per_token * self.until
 
     def at(self, tokens: int) -> Line:
         # Rounded up, but not past what a float got wrong in its last digits.
-        exact = self.fixed + self.per_token * tokens
+        exact = self.fixed + self.per_token * (min(tokens, self.until) if self.until else tokens)
         return Line(self.device, self.name, math.ceil(round(exact, 3)), self.held, self.source, self.note)
 
 

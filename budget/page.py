@@ -33,8 +33,12 @@ Cell = str | tuple[str, str]
 
 _GROUPS = re.compile(r"(?<=\d) (?=\d{3}(?!\d))")
 """The space within a number."""
-_COUNTS = re.compile(r"(?<![\w.,:/=#-])(\d{4,12})(?=(?:\.\d+)?(?: |-)(?:MiB|MB|GB|tokens?|prompt|layers?)\b)")
+_COUNTS = re.compile(
+    r"(?<![\w.,:/=#-])(\d{4,12})"
+    r"(?=(?:\.\d+)?(?: and tensor \d+)?(?: |-)(?:MiB|MB|GB|tokens?|prompt|layers?)\b)"
+)
 """A number without its spaces, in a text that was written elsewhere."""
+_ONES = re.compile(r"(?<![\w.,:/=#-])(?<!\d )1 (request|layer|token|device|card|rank|core)s\b")
 
 
 @dataclass(frozen=True)
@@ -79,8 +83,9 @@ def grouped(number: float, digits: int = 0) -> str:
 
 
 def regrouped(text: str) -> str:
-    """A text that was written elsewhere, its amounts spelt as on the rest of a page: 'of 28512 tokens' -> '28 512'."""
-    return _COUNTS.sub(lambda found: grouped(int(found[1])), text)
+    """A text that was written elsewhere, its amounts spelt as on the rest of a page: 'of 28512 tokens' -> '28 512', and
+    one of a thing as one."""
+    return _COUNTS.sub(lambda found: grouped(int(found[1])), _ONES.sub(r"1 \1", text))
 
 
 def counted(number: int, what: str) -> str:

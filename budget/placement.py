@@ -70,7 +70,7 @@ class Job:
     running: int
     memo: dict[tuple[object, ...], tuple[Share, ...]] = field(default_factory=dict, compare=False, repr=False)
     """Shares that were computed: many options look at the same cut."""
-    workspaces: dict[tuple[int, int, bool], int] = field(default_factory=dict, compare=False, repr=False)
+    workspaces: dict[tuple[int, int, bool], tuple[int, float]] = field(default_factory=dict, compare=False, repr=False)
     """Buffers that were computed, by threads, rows of logits and whether there is a head."""
 
     @cached_property
@@ -126,13 +126,15 @@ class Job:
         """States of recurrent layers that the prefix cache keeps beside those of running requests: two for each."""
         return 2 * self.running if self.state_bytes and self.wish.prefix_cache else 0
 
-    def workspace(self, threads: int, logit_rows: int, *, head: bool) -> int:
-        """Bytes of the buffers of a rank's largest plan."""
+    def workspace(self, threads: int, logit_rows: int, *, head: bool) -> tuple[int, float]:
+        """Bytes of the buffers of a rank's largest plan, and of each token of its longest request beside them."""
         key = threads, logit_rows, head
         if key not in self.workspaces:
-            self.workspaces[key] = host_lines.workspace_bytes(
-                self.shape, self.rows, logit_rows, threads, self.context, head=head
+            short, long = (
+                host_lines.workspace_bytes(self.shape, self.rows, logit_rows, threads, context, head=head)
+                for context in (_STEP, 2 * _STEP)
             )
+            self.workspaces[key] = short, (long - short) / _STEP
         return self.workspaces[key]
 
     @property
@@ -170,6 +172,8 @@ class Job:
         return self.shape.vocab * self.shape.hidden * 2 if self.wish.dense and packed else packed
 
 
+_STEP = 256
+"""Tokens of context by which the buffers of a split attention grow."""
 LEAST_TOKENS = 512
 """A pool below this serves no conversation."""
 
@@ -374,7 +378,7 @@ def terms(
 def standing_bytes(job: Job, option: Option, device: Device) -> float:
     """What a rank holds at its worst moment whatever the cut: all but weights, rows and states."""
     found = list(_standing(job, option, device))
-    return max(sum(term.fixed for term in found if moment in term.held) for moment in ALWAYS)
+    return max(sum(term.most for term in found if moment in term.held) for moment in ALWAYS)
 
 
 def _standing(job: Job, option: Option, device: Device) -> Iterable[Term]:
@@ -439,11 +443,12 @@ def _pools(job: Job, option: Option, device: int, before: Share | None, after: S
 def _activations(job: Job, option: Option, device: Device) -> Term:
     threads = max(1, job.wish.threads) if device.kind == "cpu" else 1
     head = TENSOR in option.layouts or device.index == option.ranks[-1]
-    size = job.workspace(threads, job.logit_rows, head=head)
+    size, more = job.workspace(threads, job.logit_rows, head=head)
     note = f"{job.rows} rows: a chunk of {job.wish.chunk} beside {job.running} requests"
     if head:
         note += f"; {job.logit_rows} rows of logits"
-    return Term(device.index, host_lines.WORKSPACE, size, ALWAYS, "computed", note)
+    note += "; grows with the context"
+    return Term(device.index, host_lines.WORKSPACE, size, ALWAYS, "computed", note, more, job.context)
 
 
 def _card(job: Job, option: Option, device: Device) -> Iterable[Term]:
@@ -480,8 +485,9 @@ def _host(job: Job, option: Option, ceilings: Ceilings) -> Iterable[Term]:
     if option.expert_layers:
         size = sum(layer.expert_bytes for layer in job.layers[: option.expert_layers])
         yield Term(cpu, "experts", size, ALWAYS, "computed", f"routed experts of {option.expert_layers} layers")
-        size = job.workspace(threads, 0, head=False)
-        yield Term(cpu, host_lines.WORKSPACE, size, ALWAYS, "computed", f"{job.rows} rows for the experts")
+        buffers, more = job.workspace(threads, 0, head=False)
+        note = f"{job.rows} rows for the experts"
+        yield Term(cpu, host_lines.WORKSPACE, buffers, ALWAYS, "computed", note, more, job.context)
     if cards:
         yield Term(cpu, "embedding", job.embedding_bytes, ALWAYS, "computed", "rows are looked up on the host")
         yield Term(cpu, "load staging", STAGING_BYTES * len(cards), (BOOT,), "reserve", "pinned")

@@ -439,7 +439,9 @@ def _binds(trial: Trial, lines: Sequence[Line]) -> Binds:
     name = trial.ceilings.devices[device].name
     most = _most(trial)
     if trial.tokens < most:
-        return Binds(device, largest.name, f"nothing yet: {name} would hold {most} tokens")
+        return Binds(
+            device, pool.name if pool is not None else largest.name, f"nothing yet: {name} would hold {most} tokens"
+        )
     return Binds(device, pool.name if pool is not None else largest.name, f"{name} is full at {most} tokens ({moment})")
 
 

@@ -8,7 +8,7 @@ out of a line, so that a line says only what was chosen.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -48,11 +48,18 @@ class Question:
     model: str | None = None
     shape: str | None = None
     beside: tuple[str, ...] = ()
+    refused: Callable[[Mapping[str, str | int]], Sequence[str]] = lambda settings: ()
+    """The words of a command line with these settings that `homeserve up` of this version refuses."""
 
     @property
     def here(self) -> bool:
         """Whether the file that is planned for has a name: not a shape's, nor that of another mix of the model."""
         return self.model is not None and "--quant" not in self.beside
+
+    @property
+    def quant(self) -> str | None:
+        """The mix that was asked for instead of the model's own."""
+        return dict(zip(self.beside[::2], self.beside[1::2], strict=True)).get("--quant")
 
     def up_line(self, settings: Mapping[str, str | int]) -> str:
         """`homeserve up ...` with these settings; MODEL stands for a file that is not here."""

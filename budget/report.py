@@ -5,13 +5,16 @@ Each part is a list of lines; a report is its parts with an empty line between t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from budget.asides import doubt_lines
 from budget.facts import MIB, Doubt, MemoryFacts
 from budget.fits import plan_parts
-from budget.page import Cell, Column, Style, grouped, table
+from budget.legend import legend_lines
+from budget.page import Cell, Column, Style, counted, grouped, table
 from budget.plan import Plan, Refusal, Unknown
 from budget.question import Question
 from budget.refused import refusal_parts, unknown_parts
@@ -19,6 +22,7 @@ from budget.sums import has_room, moments_of, peak_moment, what_binds
 
 PLAIN = Style()
 _TOLD_DEVICES = 4
+_CODES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Measured(NamedTuple):
@@ -39,15 +43,33 @@ def report(
     style: Style = PLAIN,
 ) -> list[str]:
     """The page about one model, as lines."""
+    doubts = tuple(doubts)
     asked = question or Question(None if isinstance(outcome, Unknown) else outcome.shape.name)
     match outcome:
         case Plan():
-            parts = plan_parts(style, outcome, host, tuple(doubts), asked)
+            parts = plan_parts(style, outcome, host, doubts, asked)
         case Refusal():
-            parts = [*refusal_parts(style, outcome, host, asked), doubt_lines(style, doubts)]
+            parts = [*refusal_parts(style, outcome, host, doubts, asked), doubt_lines(style, doubts)]
         case Unknown():
             parts = [*unknown_parts(style, outcome, host), doubt_lines(style, doubts)]
-    return joined(parts)
+    return joined([*parts, legend_lines(style, _plain(parts))])
+
+
+def elsewhere(outcome: Plan | Refusal | Unknown) -> Plan | Refusal | Unknown:
+    """The outcome for a box that is only a profile here: what was measured was measured on another one."""
+    if isinstance(outcome, Unknown):
+        return outcome
+    lines = tuple(
+        replace(line, source="reserve", note=": ".join(filter(None, ("measured elsewhere", line.note))))
+        if line.source == "measured"
+        else line
+        for line in outcome.lines
+    )
+    return replace(outcome, lines=lines)
+
+
+def _plain(parts: Iterable[Sequence[str]]) -> list[str]:
+    return [_CODES.sub("", line) for part in parts for line in part]
 
 
 def joined(parts: Iterable[Sequence[str]]) -> list[str]:
@@ -65,7 +87,7 @@ def joined(parts: Iterable[Sequence[str]]) -> list[str]:
 def summary(plan: Plan) -> list[str]:
     """A few lines for `homeserve up`: what is planned, what each device will hold, what binds, how much is in doubt."""
     pool = f"{grouped(plan.kv_tokens)} tokens of {plan.wish.kv_type} KV"
-    lines = [f"context {grouped(plan.context)}, {pool}, {plan.running} requests at once: {plan.option}"]
+    lines = [f"context {grouped(plan.context)}, {pool}, {counted(plan.running, 'request')} at once: {plan.option}"]
     moments = moments_of(plan.layouts)
     used = [device for device in plan.ceilings.devices if any(line.device == device.index for line in plan.lines)]
     for device in used[:_TOLD_DEVICES]:

@@ -1,9 +1,9 @@
 """The largest KV pool whose ledger fits: every device at every moment, and every pool of memory that devices share.
 
-Each line is `fixed + per_token * tokens`, so what a device holds at a moment is a straight line in the number of
-tokens, and the largest number that fits is the least of a handful of quotients. Memory that several devices share (an
-APU and its host) is exceeded by all of them together: there the number is found by halving, because a carve-out that
-lies outside the shared part makes the sum bend.
+Each line is `fixed + per_token * tokens` (some stop growing at the length of the longest request), so what a device
+holds at a moment is a straight line in the number of tokens, and the largest number that fits is the least of a handful
+of quotients. Memory that several devices share (an APU and its host) is exceeded by all of them together: there the
+number is found by halving, because a carve-out that lies outside the shared part makes the sum bend.
 
 Pure.
 """
@@ -83,14 +83,19 @@ class _Sums:
         count = len(ceilings.devices)
         self._fixed = {moment: [0.0] * count for moment in MOMENTS}
         self._slope = {moment: [0.0] * count for moment in MOMENTS}
+        self._bounded = {moment: [0.0] * count for moment in MOMENTS}
+        """Slopes that end at `_until` tokens."""
+        self._until = max((term.until for term in terms), default=0)
         for term in terms:
             for moment in term.held:
                 # As a line does, each term rounds up to whole bytes: one more, so that the proof holds.
                 self._fixed[moment][term.device] += math.ceil(round(term.fixed, 3)) + (1 if term.per_token else 0)
-                self._slope[moment][term.device] += term.per_token
+                slopes = self._bounded if term.until else self._slope
+                slopes[moment][term.device] += term.per_token
 
     def held(self, device: int, moment: str, tokens: int) -> float:
-        return self._fixed[moment][device] + self._slope[moment][device] * tokens
+        bounded = self._bounded[moment][device] * min(tokens, self._until)
+        return self._fixed[moment][device] + self._slope[moment][device] * tokens + bounded
 
     def weight(self, device: int, moment: str, tokens: int) -> tuple[bool, float]:
         """Which member of a shared pool is named: one that grows with the tokens, then the largest."""
@@ -102,8 +107,12 @@ class _Sums:
         if ceiling is None:
             return TOKENS_MAX, 0
         left, slope = ceiling - self._fixed[moment][device], self._slope[moment][device]
+        bounded = self._bounded[moment][device]
         if left < 0:
             return -1, math.ceil(-left)
+        if bounded and left < (slope + bounded) * self._until:
+            return math.floor(left / (slope + bounded)), 0
+        left -= bounded * self._until
         return (min(TOKENS_MAX, math.floor(left / slope)) if slope else TOKENS_MAX), 0
 
     def pooled(self, pool: int, moment: str, tokens: int) -> float:

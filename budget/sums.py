@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from budget.ceilings import Ceilings, Device
-from budget.facts import MemoryFacts
-from budget.ledger import MOMENTS, Line, held_bytes, peak_bytes
-from budget.page import INDENT, Cell, Column, Style, grouped, mib, shown, table, tenths, wrapped
+from budget.facts import MemoryFacts, ModelShape
+from budget.ledger import MOMENTS, Line, held_bytes
+from budget.page import INDENT, Cell, Column, Style, grouped, mib, regrouped, shown, table, tenths, wrapped
 from budget.plan import Plan
 
 BAR = 12
@@ -20,6 +20,19 @@ BAR = 12
 def named(device: Device) -> str:
     """How a page calls a device."""
     return f"device {device.index} ({device.name})"
+
+
+def title(shape: ModelShape) -> str:
+    """A model and its mix, once."""
+    return shape.name if shape.quant.lower() in shape.name.lower() else f"{shape.name} ({shape.quant})"
+
+
+def word_of(device: Device, devices: Sequence[Device]) -> str:
+    """The word of `--devices` that names it: cpu, cuda:N, rocm:N, else its id."""
+    kind = {"nvidia": "cuda", "amd": "rocm"}.get(device.vendor)
+    if kind is None:
+        return device.id
+    return f"{kind}:{[other.index for other in devices if other.vendor == device.vendor].index(device.index)}"
 
 
 def has_room(plan: Plan) -> bool:
@@ -35,11 +48,12 @@ def what_binds(plan: Plan) -> str:
     return f"nothing binds yet: {grouped(plan.most_tokens)} tokens would fit, then {where} would bind"
 
 
-def heading(style: Style, device: Device) -> list[str]:
-    """Which device this is, in one line, and its id where it has one of its own."""
+def heading(style: Style, device: Device, devices: Sequence[Device]) -> list[str]:
+    """Which device this is, in one line: how `--devices` names it, and its id where it has one of its own."""
     words = [device.kind if device.kind == "cpu" else f"{device.vendor} {device.kind}"]
     words += [word for word in (device.arch, device.id if device.id != device.kind else None) if word]
-    return [style.paint(f"Device {device.index}: {device.name}", "head") + style.paint(f"  {', '.join(words)}", "soft")]
+    head = style.paint(f"Device {device.index}, {word_of(device, devices)}: {device.name}", "head")
+    return [head + style.paint(f"  {', '.join(words)}", "soft")]
 
 
 def arithmetic(device: Device, host: MemoryFacts | None) -> str:
@@ -68,13 +82,14 @@ def ledger_table(
 ) -> list[str]:
     """The lines of a device, the largest first, then what it holds at each moment, its peak and what is left."""
     mine = sorted((line for line in lines if line.device == device.index), key=lambda line: -line.bytes)
-    whole = device.ceiling_bytes or peak_bytes(lines, device.index) or 1
     rows: list[list[Cell]] = []
     for line in mine:
         paint = "mark" if line.name == binding else ""
         made = f"{line.source}: {line.note}" if line.note else line.source
-        share = (style.bar(line.bytes / whole, BAR), "bar")
-        rows.append([(line.name, paint), (mib(line.bytes), paint), share, _held(line, moments), (made, "soft")])
+        share = (style.bar(line.bytes / device.ceiling_bytes, BAR) if device.ceiling_bytes else "", "bar")
+        rows.append(
+            [(line.name, paint), (mib(line.bytes), paint), share, _held(line, moments), (regrouped(made), "soft")]
+        )
     columns = [
         Column("line", limit=26),
         Column("MiB", right=True),
@@ -92,16 +107,28 @@ def shared_pools(ceilings: Ceilings, lines: Sequence[Line]) -> list[str]:
         members = [device for device in ceilings.devices if device.pool == number]
         if pool is None or len(members) < 2:
             continue
-        worst = max(
-            sum(max(0, held_bytes(lines, each.index, moment) - each.private_bytes) for each in members)
-            for moment in MOMENTS
-        )
-        names = " and ".join(str(each.index) for each in members)
+        worst = max(MOMENTS, key=lambda moment: sum(_shared(lines, each, moment) for each in members))
+        parts = []
+        for each in members:
+            held = sum(tenths(line.bytes) for line in lines if line.device == each.index and worst in line.held)
+            if held:
+                parts.append(f"{shown(held)} on device {each.index}")
+            if own := min(held, tenths(each.private_bytes)):
+                parts[-1] += f" - {shown(own)} of it in the carve-out, which does not count here"
+        total = sum(_shared(lines, each, worst) for each in members)
+        numbers = [str(each.index) for each in members]
+        names = f"{', '.join(numbers[:-1])} and {numbers[-1]}"
         found += wrapped(
             f"Devices {names} draw from the same memory. Together they may hold {mib(pool)} MiB of it; at the worst"
-            f" moment they hold {mib(worst)}."
+            f" moment ({worst}) they hold {shown(total)}" + (f" = {' + '.join(parts)}." if total else ".")
         )
     return found
+
+
+def _shared(lines: Sequence[Line], device: Device, moment: str) -> int:
+    """Tenths of a MiB that a device holds of the memory that it shares."""
+    held = sum(tenths(line.bytes) for line in lines if line.device == device.index and moment in line.held)
+    return max(0, held - tenths(device.private_bytes))
 
 
 # ------------------------------------------------------------------------------------------------------------- details

@@ -125,6 +125,8 @@ def _too_large(settings: Settings, refusal: Refusal) -> BudgetError:
     told = {name: refusal.nearest[name] for name in _WORTH_SAYING if refusal.nearest[name] not in (asked[name], 0)}
     if refusal.nearest["kv_type"] != settings.kv_type:
         told["kv_type"] = refusal.nearest["kv_type"]
+    if refusal.nearest.get("floor_mib", settings.floor_mib) != settings.floor_mib:
+        told["floor_mib"] = refusal.nearest["floor_mib"]
     field = "kv_tokens" if settings.kv_tokens else "context" if settings.context else "model"
     return BudgetError(message, field=field, fix=f"the nearest that fits is {' '.join(flags(told))}")
 

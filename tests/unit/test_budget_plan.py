@@ -216,7 +216,7 @@ def test_b5_the_laptop_holds_a_35b_with_vision_and_82k_tokens(kv_type: str, thou
         pytest.approx(thousands, rel=0.01)
     )
     # The plan itself counts the drafting block's rows and its buffers as well.
-    assert made.kv_tokens / 1024 == pytest.approx(thousands, rel=0.05)
+    assert made.kv_tokens / 1024 == pytest.approx(thousands, rel=0.08)
     proven(made)
 
 
@@ -364,3 +364,21 @@ def test_a_backend_without_a_type_is_not_told_to_use_it() -> None:
     made = answer(subject, Wish())
     assert isinstance(made, Plan)
     assert all(advice.flags.get("kv_type") not in ("q8_0", "f8") for advice in made.advice)
+
+
+def test_the_limit_that_is_told_fits_and_one_page_more_does_not() -> None:
+    """Buffers grow with the longest request: the limit counts them at its own length, not at the model's."""
+    alone = box(card(0, 20480), ram_mib=None)
+    wish = Wish(running=1, draft=False)
+    most = fitting(alone, shape("dense27b"), wish).most_tokens
+    assert fitting(alone, shape("dense27b"), replace(wish, context=most)).context == most
+    assert isinstance(planned(alone, shape("dense27b"), replace(wish, context=most + 32)), Refusal)
+
+
+def test_a_floor_that_binds_is_lowered_at_the_end() -> None:
+    small = Box("box", MemoryFacts(300 * MIB, 300 * MIB, "memory.max", 289 * MIB, 0), CPU)
+    subject = Subject(small, load_shape("smollm2-135m-q4_1"), file_fixed=True)
+    outcome = answer(subject, Wish(devices=("cpu",)))
+    assert isinstance(outcome, Refusal) and outcome.nearest is not None and int(outcome.nearest["floor_mib"]) < 256
+    other, wish = changed(subject, Wish(devices=("cpu",)), outcome.nearest)
+    assert isinstance(answer(other, wish, advise=False), Plan)
