@@ -92,11 +92,12 @@ class Rope:
 
 @dataclass(frozen=True)
 class EmbedRows:
-    """out[r] = scale * table[tokens[r]]"""
+    """out[r] = scale * table[tokens[r]][first : first + out.width]"""
 
     table: Weight
     out: Buffer
     scale: float = 1.0
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -291,6 +292,14 @@ class Softcap:
 
 
 @dataclass(frozen=True)
+class Scale:
+    """src = weight * src, in place; `weight` is one number, `[1, 1]`"""
+
+    src: Buffer
+    weight: Weight
+
+
+@dataclass(frozen=True)
 class SelectRows:
     """out[i] = src[logit_rows[i]] + add[logit_rows[i]]: from here on only rows whose logits are asked for remain."""
 
@@ -310,6 +319,7 @@ Op = (
     | AddGated
     | DeltaNet
     | Softcap
+    | Scale
     | SelectRows
 )
 """The buffer written by the last op of a list holds the logits, `[len(logit_rows), vocab]`."""

@@ -28,6 +28,7 @@ from backends.base import (
     Op,
     OpenOptions,
     RopeStore,
+    Scale,
     Softcap,
     StatePool,
     TensorView,
@@ -231,7 +232,7 @@ def _output_view(plan: Plan) -> npt.NDArray[np.float32]:
             name = parts[-1].out.name
         case RopeStore(q=q):
             name = q.name
-        case Softcap(src=src):
+        case Softcap(src=src) | Scale(src=src):
             name = src.name
         case AddGated(into=into):
             name = into.name

@@ -95,7 +95,7 @@ class ReferenceBackend:
 def capability_table(*, has_gguf: bool) -> tuple[Capability, ...]:
     """Every entry. Without the package `gguf`, no dependency of a plain install, only plain floats are read."""
     entries = []
-    for op in ("EmbedRows", "Linear", "Norm", "Bias", "HeadNorm", "Experts"):
+    for op in ("EmbedRows", "Linear", "Norm", "Bias", "Scale", "HeadNorm", "Experts"):
         for kind in QuantType:
             why = _why_not(kind, has_gguf)
             entries.append(Capability(op, kind.name, not why, why))
@@ -106,6 +106,7 @@ def capability_table(*, has_gguf: bool) -> tuple[Capability, ...]:
     entries += [Capability("Experts", f"routing {func}", True) for func in ROUTINGS]
     entries += [Capability("Attention", feature, True) for feature in ("softcap", "sinks", "gated")]
     entries += [Capability("RopeStore", "shared rows", True), Capability("HeadNorm", "none", True)]
+    entries += [Capability("EmbedRows", "columns", True)]
     entries += [Capability(op, "F32", True) for op in ("AddGated", "Softcap", "SelectRows", "DeltaNet")]
     return tuple(entries)
 

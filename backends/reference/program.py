@@ -25,6 +25,7 @@ from backends.base import (
     Norm,
     Op,
     RopeStore,
+    Scale,
     SelectRows,
     Softcap,
     StatePool,
@@ -107,7 +108,8 @@ class ReferenceProgram:
     def _run_op(self, op: Op, batch: Batch, buffers: Buffers) -> None:
         match op:
             case EmbedRows():
-                buffers[op.out.name] = self.weights[op.table.name][batch.tokens] * self.dtype.type(op.scale)
+                rows = self.weights[op.table.name][batch.tokens, op.first : op.first + op.out.width]
+                buffers[op.out.name] = rows * self.dtype.type(op.scale)
             case Norm():
                 if op.add is not None:
                     buffers[op.src.name] = buffers[op.src.name] + buffers[op.add.name]
@@ -133,6 +135,8 @@ class ReferenceProgram:
                 buffers[op.out.name] = self._delta_net(op, batch, buffers)
             case Softcap():
                 buffers[op.src.name] = soft_cap(buffers[op.src.name], op.cap)
+            case Scale():
+                buffers[op.src.name] = buffers[op.src.name] * self._needed(op.weight)[0]
             case SelectRows():
                 chosen = buffers[op.src.name][batch.logit_rows]
                 if op.add is not None:
@@ -202,7 +206,7 @@ def _written(op: Op) -> tuple[Buffer, ...]:
             return ()
         case AddGated(into=into):
             return (into,)
-        case Softcap(src=src):
+        case Softcap(src=src) | Scale(src=src):
             return (src,)
         case _:
             return (op.out,)

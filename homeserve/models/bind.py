@@ -41,12 +41,21 @@ from backends.base import (
 from backends.quant import QuantType
 from homeserve.errors import CheckpointError
 from homeserve.models import stage_ops
-from homeserve.models.config import OUTPUT, OUTPUT_BIAS, OUTPUT_NORM, ROPE_FREQS, TOKEN_EMBD, ModelConfig, settle
+from homeserve.models.config import (
+    OUTPUT,
+    OUTPUT_BIAS,
+    OUTPUT_NORM,
+    ROPE_FREQS,
+    TOKEN_EMBD,
+    TOKEN_INPUT,
+    ModelConfig,
+    settle,
+)
 from homeserve.models.conform import check_layers, check_updates
 from homeserve.models.family import Family
 from homeserve.models.op_list import OpList
 from homeserve.models.rope import resolve_rope
-from homeserve.models.stages import Attention, Dense, Experts, GatedDeltaNet, RopeFacts, Stage
+from homeserve.models.stages import Attention, Dense, Experts, GatedDeltaNet, RopeFacts, Stage, TokenInput
 from homeserve.models.tensors import SOURCE, TensorSource
 
 
@@ -77,7 +86,9 @@ def bind(
     build = _Build(family, config, TensorSource(checkpoint_tensors), layers)
     declared = {layer: family.stage_facts(config, layer) for layer in layers}
     if layers.start == 0:
-        build.embed()
+        build.embed(build.list.x)
+    if any(isinstance(stage, TokenInput) for stages in declared.values() for stage in stages):
+        build.embed(build.list.embedded)
     for layer, stages in declared.items():
         build.layer(layer, stages)
     if layers.stop == config.layers:
@@ -99,12 +110,12 @@ class _Build:
         self.layer_ops: dict[int, list[Op]] = {}
         self._ropes: dict[RopeFacts, Rope] = {}
         # Where only layers without stages lie before, the residual arrives and nothing is owed on it.
-        self.list = OpList(config.hidden, source, owed=self._earlier_stages())
+        self.list = OpList(config.hidden, source, owed=self._is_owed())
         self.takes = self.list.stream() if layers.start else ()
 
-    def embed(self) -> None:
+    def embed(self, out: Buffer) -> None:
         table = self.source.take(TOKEN_EMBD, self.config.vocab, self.config.hidden)
-        self.list.add(EmbedRows(table, self.list.x, self.config.embedding_scale))
+        self.list.add(EmbedRows(table, out, self.config.embedding_scale))
 
     def layer(self, layer: int, stages: tuple[Stage, ...]) -> None:
         names = self.family.tensor_names(self.config, layer)
@@ -119,6 +130,8 @@ class _Build:
                     stage_ops.dense(self.list, stage, names)
                 case Experts():
                     stage_ops.experts(self.list, stage, names)
+                case TokenInput():
+                    stage_ops.token_input(self.list, stage, names, self.config.vocab)
         self.layer_ops[layer] = self.list.ops[first:]
 
     def head(self) -> None:
@@ -144,6 +157,7 @@ class _Build:
         ]
         trunk = tuple(f"blk.{layer}." for layer in range(config.layers))
         known = {TOKEN_EMBD, OUTPUT_NORM, OUTPUT, OUTPUT_BIAS, ROPE_FREQS}
+        known |= set(TOKEN_INPUT if config.token_input else ())
         for layer in range(config.layers, config.layers + config.nextn):
             known |= set(self.family.tensor_names(config, layer).values())
         unknown += [name for name in self.source.leftovers("") if not name.startswith(trunk) and name not in known]
@@ -175,9 +189,12 @@ class _Build:
             self._ropes[facts] = resolve_rope(facts, self._rope_factors(facts))
         return self._ropes[facts]
 
-    def _earlier_stages(self) -> bool:
-        """Whether a layer before this rank's declares a stage, walking outwards over layers that declare none."""
-        return any(self.family.stage_facts(self.config, layer) for layer in reversed(range(self.layers.start)))
+    def _is_owed(self) -> bool:
+        """Whether the last stage before this rank's layers, walking outwards over layers that declare none, owes."""
+        for layer in reversed(range(self.layers.start)):
+            if stages := self.family.stage_facts(self.config, layer):
+                return not stages[-1].update.scales_residual
+        return False
 
     def _rope_factors(self, facts: RopeFacts) -> tuple[float, ...]:
         if not facts.factor_tensor:

@@ -15,6 +15,8 @@ from homeserve.models.stages import RopeFacts, RoutingFunc
 TOKEN_EMBD = "token_embd.weight"
 OUTPUT_NORM = "output_norm.weight"
 OUTPUT = "output.weight"
+TOKEN_INPUT = ("per_layer_token_embd.weight", "per_layer_model_proj.weight", "per_layer_proj_norm.weight")
+"""Of all layers with a `stages.TokenInput`: table, projection, the projection's norm."""
 OUTPUT_BIAS = "output.bias"
 ROPE_FREQS = "rope_freqs.weight"
 
@@ -56,6 +58,7 @@ class ModelConfig:
     rope_swa, head_dim_swa   of the windowed layers where they differ (None, 0: they do not)
     recurrent        which layers mix by a delta net (empty: none)
     kv_shared        so many last layers read the K and V of an earlier one
+    token_input      width of the layers' own inputs by token; 0: there are none
     softcaps         0 is none
     """
 
@@ -79,6 +82,7 @@ class ModelConfig:
     delta: DeltaFacts | None = None
     experts: ExpertFacts | None = None
     kv_shared: int = 0
+    token_input: int = 0
     embedding_scale: float = 1.0
     attention_softcap: float = 0.0
     logit_softcap: float = 0.0
@@ -121,4 +125,4 @@ def settle(config: ModelConfig, tensor_names: Collection[str]) -> ModelConfig:
 
 NEXTN_JOIN = ".nextn.eh_proj.weight"
 """A file without it has no drafting block, whatever its keys say (repacked ones keep them)."""
-_DECIDING = (".bias", ".attn_v.weight", ".attn_qkv.weight", NEXTN_JOIN)
+_DECIDING = (".bias", ".attn_v.weight", ".attn_qkv.weight", ".layer_output_scale.weight", NEXTN_JOIN)

@@ -8,7 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from backends.base import AddGated, DeltaNet, GatedActivation, Linear, Norm, Op, Rope, RopeStore, SelectRows
+from backends.base import (
+    AddGated,
+    DeltaNet,
+    EmbedRows,
+    GatedActivation,
+    Linear,
+    Norm,
+    Op,
+    Rope,
+    RopeStore,
+    Scale,
+    SelectRows,
+)
 from backends.base import Attention as AttentionOp
 from backends.base import Experts as ExpertsOp
 from homeserve.models.stages import (
@@ -19,6 +31,7 @@ from homeserve.models.stages import (
     RopeFacts,
     SharedExpert,
     Stage,
+    TokenInput,
     stage_name,
 )
 
@@ -74,6 +87,12 @@ def check_updates(ops: Sequence[Op], *, owed: bool, handed_on: bool) -> None:
                 what = "adds no update, and one is owed" if owed else "adds an update that nobody owes"
                 raise DeclarationMismatch(f"op {index} ({type(op).__name__}) {what}")
             owed = written_here = False
+        if isinstance(op, AddGated) and op.into.name == "x":
+            if not owed:
+                raise DeclarationMismatch(f"op {index} (AddGated) adds an update that nobody owes")
+            owed = written_here = False
+        if isinstance(op, Scale) and owed:
+            raise DeclarationMismatch(f"op {index} (Scale) scales a residual that lacks an update")
         if _transforms_update(op) and not written_here:
             whose = "that the previous rank owes" if owed else "that nobody owes"
             raise DeclarationMismatch(f"op {index} ({type(op).__name__}) changes an update {whose}")
@@ -104,6 +123,7 @@ def declared_facts(
     """A declared stage in the terms in which built ops can be read back."""
     facts: Facts = {"stage": stage_name(stage), "norm": stage.read.norm.value, "eps": stage.read.eps}
     facts |= {"update": stage.update.kind.value, "post_norm_eps": stage.update.post_norm_eps}
+    facts["scales_residual"] = stage.update.scales_residual
     match stage:
         case Attention():
             own = stage.kv_source is None
@@ -127,6 +147,9 @@ def declared_facts(
             facts["selection_bias"] = stage.selection_bias
             facts["expert_biases"] = (stage.gate_bias, stage.up_bias, stage.down_bias)
             facts["router_bias"] = stage.router_bias
+        case TokenInput():
+            facts |= {name: getattr(stage, name) for name in ("width", "columns", "first", "projection_eps")}
+            facts |= {"activation": stage.activation.value, "biases": (False,) * 3}
     return facts
 
 
@@ -139,19 +162,34 @@ _DELTA_NUMBERS = ("key_heads", "value_heads", "key_dim", "value_dim", "kernel", 
 
 def built_facts(ops: Sequence[Op]) -> list[Facts]:
     """The stages that a layer's ops make up. A stage starts at a norm of the residual and ends where it updates it."""
-    starts = [index for index, op in enumerate(ops) if isinstance(op, Norm) and op.src.name == "x"]
+    starts = [index for index, op in enumerate(ops) if _starts_a_stage(op)]
     if ops and starts[:1] != [0]:
         return [{"stage": f"{type(ops[0]).__name__} without a norm"}]
     ends = [*starts[1:], len(ops)][: len(starts)]
     return [_stage_facts(ops[start:end]) for start, end in zip(starts, ends, strict=True)]
 
 
+def _starts_a_stage(op: Op) -> bool:
+    return isinstance(op, Norm | Linear) and op.src.name == ("x" if isinstance(op, Norm) else "embedded")
+
+
 def _stage_facts(ops: Sequence[Op]) -> Facts:
-    facts: Facts = {"stage": "unknown", "post_norm_eps": 0.0, "update": "none"}
+    facts: Facts = {"stage": "unknown", "post_norm_eps": 0.0, "update": "none", "scales_residual": False}
+    by_token = any(isinstance(op, EmbedRows) for op in ops)
+    if by_token:
+        facts |= {"stage": "token-input", "norm": "none", "eps": 0.0, "biases": _biases(ops)}
     for op in ops:
         match op:
+            case Scale():
+                facts["scales_residual"] = True
+            case EmbedRows(table=table, first=first, out=out):
+                facts |= {"columns": table.cols, "first": first, "width": out.width}
+            case GatedActivation(kind=kind) if by_token:
+                facts["activation"] = kind
             case Norm(src=src, eps=eps) if src.name == "update":
                 facts["post_norm_eps"] = eps
+            case Norm(eps=eps) if by_token:
+                facts["projection_eps"] = eps
             case Norm(eps=eps):
                 facts |= {"norm": "rms", "eps": eps}
             case AttentionOp():

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from homeserve.models.config import ModelConfig
-from homeserve.models.stages import Attention, Dense, Experts, GatedDeltaNet, Read, SharedExpert
+from homeserve.models.stages import Attention, Dense, Experts, GatedDeltaNet, NormKind, Read, SharedExpert, TokenInput
 
 MATRICES = (
     *("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output"),
@@ -18,6 +18,7 @@ MATRICES = (
 WEIGHTS = (
     *("attn_norm", "attn_q_norm", "attn_k_norm", "attn_sinks", "ffn_norm"),
     *("ffn_gate_inp_shexp", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"),
+    *("inp_gate", "proj", "layer_output_scale"),
     *("attn_gate", "ssm_in", "ssm_ba", "ssm_beta", "ssm_alpha", "ssm_conv1d", "ssm_norm", "ssm_out"),
 )
 NEXTN = ("eh_proj", "enorm", "hnorm", "shared_head_norm", "shared_head_head", "embed_tokens")
@@ -103,6 +104,18 @@ def experts(config: ModelConfig, layer: int, *, gated_shared: bool = False, **fa
         "shared": SharedExpert(numbers.shared_width, gated_shared) if numbers.shared_width else None,
     }
     return Experts(**given | facts)
+
+
+def token_input(config: ModelConfig, layer: int, **facts: Any) -> TokenInput:
+    """The input by token of `layer`; the trunk's layers all have one of the same width."""
+    given: dict[str, Any] = {
+        "width": config.token_input,
+        "columns": config.token_input * config.layers,
+        "first": config.token_input * layer,
+        "projection_eps": config.norm_eps * config.hidden,
+        "read": Read(0.0, NormKind.NONE),
+    }
+    return TokenInput(**given | facts)
 
 
 def _has_bias(config: ModelConfig, layer: int, tensor: str) -> bool:

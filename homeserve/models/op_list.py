@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from backends.base import Buffer, KvLayer, LinearPart, Norm, Op, StateLayer
+from backends.base import AddGated, Buffer, KvLayer, LinearPart, Norm, Op, Scale, StateLayer
 from homeserve.models.stages import Stage
 from homeserve.models.tensors import TensorSource
 
@@ -26,6 +26,7 @@ class OpList:
         self.x = Buffer("x", hidden)
         self.update = Buffer("update", hidden)
         self.normed = Buffer("normed", hidden)
+        self.embedded = Buffer("embedded", hidden)
         self.owed: Buffer | None = self.update if owed else None
         self._buffers: dict[str, Buffer] = {}
 
@@ -46,13 +47,21 @@ class OpList:
         weight = self.source.take(norm, 1, self.hidden)
         self.add(Norm(self.x, weight, stage.read.eps, self.normed, self.settle_owed()))
 
-    def owe(self, stage: Stage, post_norm: str | None) -> None:
-        """The stage is done, its output in `update`: normalised here where it declares so, then owed."""
+    def settle_here(self) -> None:
+        """Add what is owed to the residual now, for a reader without a norm or a factor on the sum."""
+        if (owed := self.settle_owed()) is not None:
+            self.add(AddGated(owed, self.x))
+
+    def owe(self, stage: Stage, names: Mapping[str, str], post_norm: str) -> None:
+        """The stage is done, its output in `update`: normalised here where it declares so, then owed; or added here
+        where the residual takes a factor."""
         if stage.update.post_norm_eps:
-            assert post_norm is not None, "a family that declares a norm behind a stage names its tensor"
-            weight = self.source.take(post_norm, 1, self.hidden)
+            weight = self.source.take(names[post_norm], 1, self.hidden)
             self.add(Norm(self.update, weight, stage.update.post_norm_eps, self.update))
         self.owed = self.update
+        if stage.update.scales_residual:
+            self.settle_here()
+            self.add(Scale(self.x, self.source.take(names["layer_output_scale"], 1, 1)))
 
     def settle_owed(self) -> Buffer | None:
         """What the next reader has to add."""

@@ -12,6 +12,7 @@ from homeserve.models.family import Family
 MODULES = {
     "gemma2": "homeserve.models.gemma2",
     "gemma3": "homeserve.models.gemma3",
+    "gemma4": "homeserve.models.gemma4",
     "gpt-oss": "homeserve.models.gpt_oss",
     "llama": "homeserve.models.llama",
     "qwen2": "homeserve.models.qwen2",

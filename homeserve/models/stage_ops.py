@@ -5,17 +5,20 @@ Tensors come by role (`Family.tensor_names`); a projection may lie in a tensor o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from backends.base import (
     AddGated,
     Buffer,
     DeltaNet,
+    EmbedRows,
     ExpertMatrix,
     GatedActivation,
     KvLayer,
     Linear,
     LinearPart,
+    Norm,
     Rope,
     RopeStore,
     Routing,
@@ -25,8 +28,9 @@ from backends.base import (
 from backends.base import Attention as AttentionOp
 from backends.base import Experts as ExpertsOp
 from homeserve.errors import UnsupportedModel
+from homeserve.models.config import TOKEN_INPUT
 from homeserve.models.op_list import OpList
-from homeserve.models.stages import Attention, Dense, Experts, GatedDeltaNet, SharedExpert
+from homeserve.models.stages import Attention, Dense, Experts, GatedDeltaNet, SharedExpert, TokenInput
 
 Names = Mapping[str, str]
 
@@ -67,7 +71,7 @@ def attention(out: OpList, stage: Attention, layer: int, names: Names, rope: Rop
         )
     )
     out.add(Linear(mixed, (out.part(names, "attn_output", mixed.width, out.update, stage.output_bias),)))
-    out.owe(stage, names.get("attn_post_norm"))
+    out.owe(stage, names, "attn_post_norm")
 
 
 def _kv_layer(out: OpList, stage: Attention, layer: int) -> int:
@@ -142,7 +146,7 @@ def delta_net(out: OpList, stage: GatedDeltaNet, names: Names) -> None:
         )
     )
     out.add(Linear(result, (out.part(names, "ssm_out", result.width, out.update),)))
-    out.owe(stage, names.get("attn_post_norm"))
+    out.owe(stage, names, "attn_post_norm")
 
 
 def _delta_in(out: OpList, stage: GatedDeltaNet, names: Names) -> tuple[Weight, Weight]:
@@ -210,7 +214,7 @@ def dense(out: OpList, stage: Dense, names: Names) -> None:
     out.add(Linear(out.normed, parts))
     out.add(GatedActivation(gate, up, act, kind=stage.activation.value))
     out.add(Linear(act, (out.part(names, "ffn_down", stage.width, out.update, stage.down_bias),)))
-    out.owe(stage, names.get("ffn_post_norm"))
+    out.owe(stage, names, "ffn_post_norm")
 
 
 def experts(out: OpList, stage: Experts, names: Names) -> None:
@@ -229,7 +233,7 @@ def experts(out: OpList, stage: Experts, names: Names) -> None:
     out.add(ExpertsOp(out.normed, router, out.update, routing, gate, up, down, kind=stage.activation.value))
     if stage.shared is not None:
         _shared_expert(out, stage, stage.shared, names, shared_logit)
-    out.owe(stage, names.get("ffn_post_norm"))
+    out.owe(stage, names, "ffn_post_norm")
 
 
 def _shared_expert(out: OpList, stage: Experts, shared: SharedExpert, names: Names, logit: Buffer | None) -> None:
@@ -267,3 +271,23 @@ def _expert_matrix(
     weight = out.source.take(names[role], count * height, cols)
     bias = out.source.take_flat(names[f"{role}.bias"], count, height) if biased else None
     return ExpertMatrix(weight, height, height, bias=bias)
+
+
+# ------------------------------------------------------------------------------------------------- inputs by token
+
+
+def token_input(out: OpList, stage: TokenInput, names: Names, vocab: int) -> None:
+    table, projection, norm = TOKEN_INPUT
+    mixed, told, gate, act = (out.buffer(f"token_{name}", stage.width) for name in ("mixed", "told", "gate", "act"))
+    end = stage.first + stage.width
+    own_rows = out.source.take_rows(projection, stage.first, end, stage.columns, out.hidden)
+    out.add(Linear(out.embedded, (LinearPart(own_rows, mixed),)))
+    out.add(Norm(mixed, out.source.take(norm, 1, stage.width), stage.projection_eps, mixed))
+    whole = out.source.take(table, vocab, stage.columns)
+    out.add(EmbedRows(whole, told, math.sqrt(stage.width), stage.first))
+    out.add(AddGated(told, mixed))
+    out.settle_here()
+    out.add(Linear(out.x, (out.part(names, "inp_gate", out.hidden, gate),)))
+    out.add(GatedActivation(gate, mixed, act, kind=stage.activation.value))
+    out.add(Linear(act, (out.part(names, "proj", stage.width, out.update),)))
+    out.owe(stage, names, "token_post_norm")

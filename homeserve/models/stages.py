@@ -23,6 +23,7 @@ class NormKind(Enum):
     """How a stage normalises what it reads. RMS: x / sqrt(mean(x^2) + eps) * weight."""
 
     RMS = "rms"
+    NONE = "none"
 
 
 class UpdateKind(Enum):
@@ -49,7 +50,7 @@ class RoutingFunc(Enum):
 
 @dataclass(frozen=True)
 class Read:
-    """How a stage reads the residual: through a norm of this kind and epsilon, before it computes."""
+    """How a stage reads the residual: through a norm of this kind and epsilon, before it computes. NONE: as it is."""
 
     eps: float
     norm: NormKind = NormKind.RMS
@@ -58,10 +59,12 @@ class Read:
 @dataclass(frozen=True)
 class Update:
     """How a stage's output updates the residual. `post_norm_eps` > 0: the output is normalised first (RMS, by the stage
-    itself, so that no other rank ever has to)."""
+    itself, so that no other rank ever has to). `scales_residual`: the sum of the residual and the output is multiplied
+    by a weight of one value, so that nothing is owed after it."""
 
     kind: UpdateKind = UpdateKind.ADD
     post_norm_eps: float = 0.0
+    scales_residual: bool = False
 
 
 # ------------------------------------------------------------------------------------------------ rotary positions
@@ -237,7 +240,29 @@ class Experts:
     update: Update = Update()
 
 
-Stage = Attention | GatedDeltaNet | Dense | Experts
+@dataclass(frozen=True)
+class TokenInput:
+    """What a table of this layer's own says of the token, let through by the residual:
+
+        t = sqrt(width) table[token][first : first + width] + rms(project(e), eps * hidden)
+        out = down(activation(gate(x)) * t)
+
+    `e` is the row of the embedding table with its scale, `table` (`columns` wide) and `project` (as many rows) hold the
+    parts of all layers one behind the other. The published formula has projections scaled by 1 / sqrt(hidden) and a sum
+    scaled by 1 / sqrt(2), each in front of an RMS norm, which takes such a factor off again: what is left of it is in
+    the epsilons, here and in the one behind this stage.
+    """
+
+    width: int
+    columns: int
+    first: int
+    projection_eps: float
+    read: Read
+    activation: Activation = Activation.GELU
+    update: Update = Update()
+
+
+Stage = Attention | GatedDeltaNet | Dense | Experts | TokenInput
 Mixer = Attention | GatedDeltaNet
 FeedForward = Dense | Experts
 
@@ -253,3 +278,5 @@ def stage_name(stage: Stage) -> str:
             return "dense"
         case Experts():
             return "experts"
+        case TokenInput():
+            return "token-input"

@@ -10,7 +10,7 @@ import functools
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,9 @@ from backends.quant import QuantType
 from backends.reference.backend import ReferenceBackend
 from homeserve.models import registry
 from homeserve.models.bind import Bound, bind
-from homeserve.models.config import ModelConfig, settle
+from homeserve.models.config import TOKEN_INPUT, ModelConfig, settle
 from homeserve.models.family import Family
-from homeserve.models.stages import Attention, Dense, Experts, GatedDeltaNet, Stage
+from homeserve.models.stages import Attention, Dense, Experts, GatedDeltaNet, Stage, TokenInput
 
 GOLDEN = Path(__file__).parent.parent / "data" / "golden"
 HIDDEN, VOCAB, ROWS = 32, 40, 7
@@ -57,6 +57,16 @@ _YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 8.0, "rope.scaling.
 METADATA: dict[str, dict[str, Any]] = {
     "gemma2": _HEADS | _DENSE | _WINDOW,
     "gemma3": _HEADS | _DENSE | _WINDOW | {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+    "gemma4": _HEADS
+    | _DENSE
+    | _WINDOW
+    | {
+        "attention.key_length_swa": 8,
+        "attention.shared_kv_layers": 0,
+        "embedding_length_per_layer_input": 8,
+        "final_logit_softcapping": 30.0,
+        "rope.freq_base": 1e6,
+    },
     "gpt-oss": _HEADS | _EXPERTS | _WINDOW | _YARN,
     "llama": _DENSE,
     "qwen2": _DENSE,
@@ -100,6 +110,9 @@ def metadata(arch: str, stack: Stack, **changes: Any) -> dict[str, Any]:
     if stack.nextn:
         keys["nextn_predict_layers"] = stack.nextn
     keys |= {name.replace("__", "."): value for name, value in changes.items()}
+    blocks = keys["block_count"]
+    if arch == "gemma4" and "attention__head_count_kv" not in changes:
+        keys["attention.head_count_kv"] = [(2, 1)[layer % 2] for layer in range(blocks)]
     return {f"{arch}.{name}": value for name, value in keys.items()}
 
 
@@ -118,6 +131,14 @@ def tensors_of(family: Family, config: ModelConfig, stack: Stack, rank_of: tuple
     shapes: dict[str, tuple[int, int]] = {"token_embd.weight": (VOCAB, HIDDEN), "output_norm.weight": (1, HIDDEN)}
     if not stack.tied:
         shapes["output.weight"] = (VOCAB, HIDDEN)
+    if config.token_input:
+        columns = config.token_input * config.layers
+        sizes = ((VOCAB, columns), (columns, HIDDEN), (1, config.token_input))
+        shapes |= dict(zip(TOKEN_INPUT, sizes, strict=True))
+    if family.name == "gemma4":
+        shapes["rope_freqs.weight"] = (1, config.rope.dims // 2)
+        scales = frozenset(f"blk.{layer}.layer_output_scale.weight" for layer in range(config.layers))
+        config = replace(config, optional=scales)
     for layer in range(config.layers + config.nextn):
         names = family.tensor_names(config, layer)
         declared = family.stage_facts(config, layer)
@@ -137,7 +158,9 @@ def tensor(name: str, shape: tuple[int, int], rank_of: tuple[int, ...]) -> Tenso
     values = np.random.default_rng(crc32(name.encode()) + rank).standard_normal(shape)
     if name.endswith("ssm_a"):
         values = -np.exp(0.3 * values)
-    elif "norm" in name:
+    elif name == "rope_freqs.weight":
+        values = np.where(np.arange(shape[1]) < shape[1] // 4, 1.0, 1e30)[None]
+    elif "norm" in name or "scale" in name:
         values = 1 + 0.1 * values
     else:
         values = 0.3 * values
@@ -148,9 +171,16 @@ def tensor(name: str, shape: tuple[int, int], rank_of: tuple[int, ...]) -> Tenso
 def _roles(stage: Stage, config: ModelConfig, stack: Stack) -> Iterator[tuple[str, tuple[int, int]]]:
     """Role and shape of each tensor that a declared stage needs: from the declarations, not the builder."""
     mixer = isinstance(stage, Attention | GatedDeltaNet)
-    yield "attn_norm" if mixer else "ffn_norm", (1, HIDDEN)
+    which = "attn" if mixer else "ffn"
+    if stage.update.scales_residual:
+        yield "layer_output_scale", (1, 1)
+    if isinstance(stage, TokenInput):
+        yield from (("inp_gate", (stage.width, HIDDEN)), ("proj", (HIDDEN, stage.width)))
+        yield "token_post_norm", (1, HIDDEN)
+        return
+    yield f"{which}_norm", (1, HIDDEN)
     if stage.update.post_norm_eps:
-        yield "attn_post_norm" if mixer else "ffn_post_norm", (1, HIDDEN)
+        yield f"{which}_post_norm", (1, HIDDEN)
     match stage:
         case Attention():
             yield from _attention_roles(stage, stack)
@@ -178,7 +208,7 @@ def _attention_roles(stage: Attention, stack: Stack) -> Iterator[tuple[str, tupl
     if stack.fused:
         yield "attn_qkv", (q + 2 * kv, HIDDEN)
     for role, width, biased in projections:
-        if not stack.fused:
+        if not stack.fused and not (role == "attn_v" and stage.v_from_k):
             yield role, (width, HIDDEN)
         if biased:
             yield f"{role}.bias", (1, width)
@@ -208,6 +238,11 @@ def _expert_roles(stage: Experts, stack: Stack) -> Iterator[tuple[str, tuple[int
         yield "ffn_down_shexp", (HIDDEN, stage.shared.width)
         if stage.shared.gated:
             yield "ffn_gate_inp_shexp", (1, HIDDEN)
+
+
+def factors(tensors: Mapping[str, TensorView]) -> tuple[float, ...]:
+    """Of the checkpoint's rope tensor."""
+    return tuple(np.frombuffer(tensors["rope_freqs.weight"].data.tobytes(), np.float32).tolist())
 
 
 # ------------------------------------------------------------------------------------------------------------- plans

@@ -19,6 +19,7 @@ from backends.base import (
     Linear,
     Norm,
     RopeStore,
+    Scale,
     Softcap,
     TensorView,
 )
@@ -27,7 +28,7 @@ from budget.facts import ModelShape
 from homeserve.errors import CheckpointError, UnsupportedModel
 from homeserve.models import registry, stages
 from homeserve.models.bind import Bound, bind
-from homeserve.models.config import ModelConfig
+from homeserve.models.config import TOKEN_INPUT, ModelConfig
 from homeserve.models.rope import resolve_rope
 from homeserve.models.shape import shape_of
 from homeserve.models.stages import LinearScaling, YarnScaling
@@ -105,8 +106,8 @@ def test_a_bad_pattern_is_named(bad: object) -> None:
 
 def test_embeddings_grow_where_the_family_says_so() -> None:
     for arch in ARCHS:
-        embed = ops_of(bind(*rig.made(arch, FOUR)), EmbedRows)
-        assert [op.scale for op in embed] == [math.sqrt(rig.HIDDEN) if arch.startswith("gemma") else 1.0]
+        embed = ops_of(bind(*rig.made(arch, FOUR)), EmbedRows)[0]
+        assert embed.scale == (math.sqrt(rig.HIDDEN) if arch.startswith("gemma") else 1.0)
 
 
 @pytest.mark.parametrize(("arch", "layers"), [("gemma2", 46), ("gemma3", 62)])
@@ -201,7 +202,7 @@ def test_fused_tensors_equal_their_parts(arch: str) -> None:
 
 def _taken_apart(config: ModelConfig, family: Any, tensors: dict[str, TensorView]) -> dict[str, TensorView]:
     for layer in range(config.layers):
-        mixer, feed = family.stage_facts(config, layer)
+        mixer, feed, *_ = family.stage_facts(config, layer)
         if isinstance(mixer, stages.Attention):
             whole = dense(tensors.pop(f"blk.{layer}.attn_qkv.weight"))
             q, kv = mixer.heads * mixer.q_step, mixer.kv_heads * mixer.head_dim
@@ -217,6 +218,75 @@ def _taken_apart(config: ModelConfig, family: Any, tensors: dict[str, TensorView
                     rows = both[:, part].reshape(-1, both.shape[-1]) if end == "weight" else both[:, part, :, 0]
                     tensors[name] = view(name, rows)
     return tensors
+
+
+# ----------------------------------------------------------------------------------------- inputs by token, shared rows
+
+
+def test_wide_heads_see_everything_and_take_v_from_k() -> None:
+    bound = bind(*rig.made("gemma4", FOUR))
+    shapes = [(op.head_dim, op.kv_heads, op.window) for op in ops_of(bound, Attention)]
+    assert shapes == [(8, 2, 3), (16, 1, 0)] * 2
+    weights = [{part.out.name.partition(".")[0]: part.weight for part in op.parts} for op in ops_of(bound, Linear)]
+    projections = [each for each in weights if "v" in each]
+    assert [each["v"] == each["k"] for each in projections] == [False, True, False, True]
+    assert all(op.v_norm for op in ops_of(bound, RopeStore))
+
+
+def test_a_windowed_layer_without_v_is_damaged() -> None:
+    family, config, tensors = rig.made("gemma4", FOUR)
+    left = {name: each for name, each in tensors.items() if name != "blk.2.attn_v.weight"}
+    with pytest.raises(CheckpointError, match=r"blk\.2\.attn_v\.weight: is missing"):
+        bind(family, config, left)
+
+
+def test_the_last_layers_read_the_last_of_their_kind() -> None:
+    config = config_of("gemma4", attention__shared_kv_layers=2)
+    assert [mixer.kv_source for mixer in mixers("gemma4", config)] == [None, None, 0, 1]
+    longer = config_of("gemma4", rig.Stack(6), attention__shared_kv_layers=2)
+    assert [mixer.kv_source for mixer in mixers("gemma4", longer)] == [None, None, None, None, 2, 3]
+    assert config_of("gemma4").kv_shared == 0
+    with pytest.raises(CheckpointError, match="shared_kv_layers"):
+        config_of("gemma4", attention__shared_kv_layers=4)
+
+
+def test_a_factor_on_the_residual_leaves_nothing_owed() -> None:
+    family, config, tensors = rig.made("gemma4", FOUR)
+    first = bind(family, config, tensors, range(2))
+    assert [buffer.name for buffer in first.gives] == ["x"] and isinstance(first.ops[-1], Scale)
+    without = {name: each for name, each in tensors.items() if "layer_output_scale" not in name}
+    plain = bind(family, config, without, range(2))
+    assert [buffer.name for buffer in plain.gives] == ["x", "update"] and not ops_of(plain, Scale)
+
+
+def test_each_layer_takes_its_own_columns_and_rows() -> None:
+    bound = bind(*rig.made("gemma4", FOUR))
+    table, projection, norm = TOKEN_INPUT
+    told = [op for op in ops_of(bound, EmbedRows) if op.table.name == table]
+    assert [(op.first, op.out.width, op.table.cols) for op in told] == [(first, 8, 32) for first in (0, 8, 16, 24)]
+    assert {op.scale for op in told} == {math.sqrt(8)}
+    rows = [name for name in bound.weights if name.startswith(projection)]
+    assert rows == [f"{projection}[{first}:{first + 8}]" for first in (0, 8, 16, 24)]
+    assert {op.eps for op in ops_of(bound, Norm) if op.weight.name == norm} == {1e-5 * rig.HIDDEN}
+    again = bind(*rig.made("gemma4", FOUR), range(2, 4))
+    assert again.ops[0] == replace(bound.ops[0], out=replace(bound.ops[0].out, name="embedded"))  # type: ignore[union-attr, call-arg]
+
+
+def test_without_inputs_by_token_their_tensors_are_unknown() -> None:
+    family, _, tensors = rig.made("gemma4", FOUR)
+    plain = config_of("gemma4", embedding_length_per_layer_input=0)
+    with pytest.raises(CheckpointError, match="inp_gate"):
+        bind(family, plain, tensors)
+    bare = {n: t for n, t in tensors.items() if not any(part in n for part in ("inp_gate", ".proj.", ".post_norm."))}
+    with pytest.raises(CheckpointError, match="per_layer_"):
+        bind(family, plain, bare)
+    bare = {name: each for name, each in bare.items() if name not in TOKEN_INPUT}
+    assert not [op for op in bind(family, plain, bare).ops if getattr(op, "src", None) == "embedded"]
+
+
+def test_experts_beside_a_dense_part_are_refused() -> None:
+    with pytest.raises(UnsupportedModel, match=r"gemma4\.expert_count is 8"):
+        config_of("gemma4", expert_count=8)
 
 
 # ----------------------------------------------------------------------------------------------------------- experts
@@ -430,7 +500,8 @@ def shape(arch: str, stack: rig.Stack, *, windows: bool = False) -> tuple[ModelS
 def test_every_tensor_is_counted_once_in_its_part(arch: str, name: str) -> None:
     read, tensors = shape(arch, rig.STACKS[name])
     assert read.weights_bytes == sum(each.nbytes for each in tensors.values())
-    assert read.other_bytes == 4 * rig.HIDDEN, "only the final norm belongs to no layer"
+    elsewhere = ("output_norm.weight", "rope_freqs.weight", *TOKEN_INPUT)
+    assert read.other_bytes == sum(tensors[of].nbytes for of in elsewhere if of in tensors)
     experts = sum(each.nbytes for of, each in tensors.items() if "_exps." in of)
     layers = (*read.layers, *read.nextn)
     assert sum(layer.expert_bytes for layer in layers) == experts

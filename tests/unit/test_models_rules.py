@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
@@ -11,7 +12,20 @@ import families_rig as rig
 import numpy as np
 import pytest
 
-from backends.base import AddGated, Attention, DeltaNet, Experts, GatedActivation, Linear, Norm, Op, RopeStore
+from backends.base import (
+    AddGated,
+    Attention,
+    DeltaNet,
+    EmbedRows,
+    Experts,
+    GatedActivation,
+    Linear,
+    Norm,
+    Op,
+    Rope,
+    RopeStore,
+    Scale,
+)
 from homeserve.errors import UnsupportedModel
 from homeserve.models import registry, stage_ops, stages
 from homeserve.models.bind import Bound, bind
@@ -175,17 +189,24 @@ def test_ranks_in_a_row_are_the_whole_list(arch: str, name: str) -> None:
             for left, right in zip(parts, parts[1:], strict=False):
                 assert left.gives == right.takes and left.gives
             assert not parts[0].takes and not parts[-1].gives
-            assert tuple(_renumbered(parts)) == whole.ops
+            assert _unnumbered(_renumbered(parts)) == _unnumbered(whole.ops)
             assert sum((part.kv_layers for part in parts), ()) == whole.kv_layers
             assert sum((part.state_layers for part in parts), ()) == whole.state_layers
 
 
+def _unnumbered(ops: Sequence[Op]) -> list[str]:
+    """Ops as text; of a buffer that got another name for its width, the first part of the name."""
+    return [re.sub(r"([a-z_]+)\.\d+:(\d+)", r"\1:\2", rig.shown(op)) for op in ops]
+
+
 def _renumbered(parts: list[Bound]) -> list[Op]:
-    """All ops of ranks in a row, pool layers counted through."""
+    """All ops of ranks in a row, pool layers counted through; what each rank looks up of its tokens, once."""
     ops: list[Op] = []
     kv = states = 0
     for part in parts:
         for op in part.ops:
+            if isinstance(op, EmbedRows) and op.out.name == "embedded" and part.layers.start:
+                continue
             if isinstance(op, RopeStore | Attention):
                 ops.append(replace(op, layer=op.layer + kv))
             elif isinstance(op, DeltaNet):
@@ -207,6 +228,8 @@ def test_ranks_give_the_whole_models_logits_and_a_doubled_sum_shows(arch: str) -
     bounds = [bind(family, config, tensors, at) for at in (range(1), range(1, 3), range(3, 4))]
     assert np.array_equal(rig.run_pipeline(bounds), whole)
     for rank in (0, 1):
+        if [buffer.name for buffer in bounds[rank].gives] == ["x"]:
+            continue  # the residual takes a factor at the end of a layer: nothing is owed there
         assert np.abs(rig.run_pipeline(bounds, doubled=rank) - whole).max() > 1e-2, f"rank {rank} goes unnoticed"
 
 
@@ -251,6 +274,9 @@ MISMATCHES: list[tuple[str, type, Change, str]] = [
     ("qwen35", Attention, lambda op: replace(op, q_step=0), "q_step is declared 32, built 16"),
     ("qwen35", DeltaNet, lambda op: replace(op, tiled=False), "(delta-net): tiled is declared True, built False"),
     ("qwen35", DeltaNet, lambda op: replace(op, value_heads=2), "value_heads is declared 4, built 2"),
+    ("gemma4", Scale, lambda op: AddGated(op.src, op.src), "scales_residual is declared True, built False"),
+    ("gemma4", EmbedRows, lambda op: replace(op, first=0), "(token-input): first is declared 24, built 0"),
+    ("gemma4", RopeStore, lambda op: replace(op, v_norm=False), "v_norm is declared True, built False"),
     ("qwen2moe", AddGated, lambda op: replace(op, gate=None), "shared is declared SharedExpert(width=40, gated=True)"),
     ("qwen2moe", Experts, lambda op: _rerouted(op, normalise=True), "normalise is declared False, built True"),
     ("qwen3moe", Experts, lambda op: _rerouted(op, used=1), "used is declared 2, built 1"),
@@ -274,7 +300,7 @@ def test_a_layer_that_differs_from_its_declaration_is_named(arch: str, kind: typ
     config = rig.settled(family, config, tensors)
     declared = {layer: family.stage_facts(config, layer) for layer in range(4)}
     with pytest.raises(DeclarationMismatch) as caught:
-        check_layers(declared, ops, resolve_rope, _kv_index(declared))
+        check_layers(declared, ops, _resolver(tensors), _kv_index(declared))
     assert str(caught.value).startswith(f"layer {last}, stage ") and said in str(caught.value)
 
 
@@ -284,6 +310,10 @@ def _layer_ops(arch: str) -> dict[int, list[Op]]:
     starts = [i for i, op in enumerate(ops) if isinstance(op, Norm) and op.weight.name.endswith("attn_norm.weight")]
     end = next(i for i, op in enumerate(ops) if type(op).__name__ == "SelectRows")
     return {layer: list(ops[a:b]) for layer, (a, b) in enumerate(zip(starts, [*starts[1:], end], strict=True))}
+
+
+def _resolver(tensors: rig.Tensors) -> Callable[[stages.RopeFacts], Rope]:
+    return lambda facts: resolve_rope(facts, rig.factors(tensors) if facts.factor_tensor else ())
 
 
 def _kv_index(declared: dict[int, tuple[Stage, ...]]) -> dict[int, int]:
@@ -297,10 +327,11 @@ def test_what_is_built_is_what_was_declared_and_a_lost_stage_is_named(arch: str)
     config = rig.settled(family, config, tensors)
     declared = {layer: family.stage_facts(config, layer) for layer in range(4)}
     ops = _layer_ops(arch)
-    check_layers(declared, ops, resolve_rope, _kv_index(declared))
+    resolved = _resolver(tensors)
+    check_layers(declared, ops, resolved, _kv_index(declared))
     half = next(i for i, op in enumerate(ops[2][1:], 1) if isinstance(op, Norm) and op.src.name == "x")
     with pytest.raises(DeclarationMismatch, match=r"layer 2 declares .* and .*, .* was built"):
-        check_layers(declared, ops | {2: ops[2][:half]}, resolve_rope, _kv_index(declared))
+        check_layers(declared, ops | {2: ops[2][:half]}, resolved, _kv_index(declared))
 
 
 # ------------------------------------------------------------------------------------ what a cut must not part (rule 6)

@@ -20,6 +20,7 @@ from backends.base import (
     Batch,
     Buffer,
     DeltaNet,
+    EmbedRows,
     ExpertMatrix,
     Experts,
     GatedActivation,
@@ -33,6 +34,7 @@ from backends.base import (
     Rope,
     RopeStore,
     Routing,
+    Scale,
     Softcap,
     StateLayer,
     StatePool,
@@ -470,3 +472,19 @@ def test_a_pool_gives_back_what_its_type_keeps(kind: QuantType) -> None:
     keep = round_q8_0 if kind is QuantType.Q8_0 else round_f8
     for given, got in zip((k, v), program.pools.rows(0, slots), strict=True):
         assert np.array_equal(got, keep(given)) and not np.array_equal(got, given)
+
+
+def test_scale_multiplies_a_buffer_by_one_weight() -> None:
+    x = Buffer("x", 8)
+    given = normal(3, 8)
+    ops = [Scale(x, Weight("s", 1, 1))]
+    got = bound(ops, {"s": np.array([0.75])}).run_from(batch((0, 0, 3)), {"x": given})["x"]
+    assert np.array_equal(got, given * 0.75)
+
+
+def test_embedding_takes_the_columns_that_are_asked_for() -> None:
+    table = normal(50, 12)
+    ops = [EmbedRows(Weight("t", 50, 12), Buffer("x", 4), scale=2.0, first=8)]
+    made = batch((0, 0, 3))
+    got = bound(ops, {"t": table}).run_from(made, {})["x"]
+    assert np.array_equal(got, 2.0 * table[made.tokens, 8:12])
