@@ -34,6 +34,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -78,6 +80,21 @@ class InvalidModelFile(ModelError):
         self.where = where
         self.reason = what
         super().__init__(f"{path}: {where}: {what}", field=where, fix=fix)
+
+
+WITHOUT_FILE = ("model", "model metadata")
+"""Paths in errors of rooms that see a model's values and tensors, and not from which of its files they are."""
+
+
+@contextmanager
+def told_of(path: str) -> Iterator[None]:
+    """Errors that name no file name `path`, the model's: for who opened it."""
+    try:
+        yield
+    except InvalidModelFile as error:
+        if error.path not in WITHOUT_FILE:
+            raise
+        raise InvalidModelFile(path, error.where, error.reason, fix=error.fix) from error
 
 
 CheckpointError = InvalidModelFile

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from budget.facts import ModelShape
-from homeserve.errors import HomeserveError, UnknownArchitecture
+from homeserve.errors import HomeserveError, UnknownArchitecture, told_of
 from homeserve.server.context import ModelInfo
 from homeserve.settings import Settings
 
@@ -91,7 +91,7 @@ def read_model(path: str, settings: Settings) -> ModelFacts:
 def read_shape(path: str) -> ModelShape:
     """What a budget needs of a checkpoint that nobody is going to run now: its headers are read, no tensor's data.
 
-    Raises ModelNotFound, CheckpointError (a split file that lacks a part names it), UnsupportedModel, and
+    Raises ModelNotFound, InvalidModelFile (a split file that lacks a part names it), UnsupportedModel, and
     UnknownArchitecture, which says that a shape can be given instead.
     """
     from homeserve import checkpoint
@@ -111,8 +111,9 @@ def _shape_of(opened: Checkpoint, name: str) -> tuple[ModelConfig, ModelShape]:
     from homeserve.models import registry, shape
 
     family = registry.family(opened.arch)
-    config = family.config_from(opened.metadata)
-    return config, shape.shape_of(family, config, opened.tensors, name=name, quant=opened.quant_label)
+    with told_of(opened.path):
+        config = family.config_from(opened.metadata)
+        return config, shape.shape_of(family, config, opened.tensors, name=name, quant=opened.quant_label)
 
 
 def model_id_of(path: str) -> str:

@@ -29,11 +29,12 @@ from backends.quant import BY_GGUF_ID, QuantType
 from homeserve.checkpoint.mapped import MappedFile, kind_of
 from homeserve.errors import InvalidModelFile
 
-HEADER_BYTES_MAX = 512 << 20
+HEADER_BYTES_MAX = 128 << 20
+"""Several times the largest header in use. It bounds what is copied out of a file whose length is a lie (sparse)."""
 KEYS_MAX = 1 << 16
 TENSORS_MAX = 1 << 20
-STRINGS_MAX = 1 << 24
-"""Strings in one array."""
+STRINGS_MAX = 1 << 22
+"""Strings in the arrays of one file together: walking them takes time, and an empty one costs eight bytes."""
 KEY_LEN_MAX = 1 << 16
 NAME_LEN_MAX = 128
 DIMENSIONS_MAX = 4
@@ -162,6 +163,7 @@ class _Cursor:
         self.size = file.size
         self.end = min(file.size, HEADER_BYTES_MAX)
         self.at = 0
+        self.strings_left = STRINGS_MAX
 
     def error(self, where: str, what: str, fix: str = _FETCH_AGAIN) -> InvalidModelFile:
         return InvalidModelFile(self.path, where, what, fix=fix)
@@ -264,8 +266,9 @@ def _array(cursor: _Cursor, where: str) -> Array:
 
 def _strings_length(cursor: _Cursor, count: int, where: str) -> int:
     """Bytes of the `count` strings from here on, each of which was seen to end inside the file."""
-    if count > STRINGS_MAX:
-        raise cursor.error(where, f"is an array of {count} strings ({STRINGS_MAX} are the limit)")
+    if count > cursor.strings_left:
+        raise cursor.error(where, f"is an array of {count} strings ({STRINGS_MAX} in all arrays are the limit)")
+    cursor.strings_left -= count
     cursor.require(8 * count, where)
     at, last, data, unpack = cursor.at, cursor.end - 8, cursor.data, _U64.unpack_from
     for _ in range(count):

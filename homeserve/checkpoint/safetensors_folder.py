@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
@@ -24,10 +25,22 @@ from homeserve.checkpoint.safetensors_header import SafetensorsFile
 from homeserve.checkpoint.view import Checkpoint, TokenizerSource, quant_label
 from homeserve.errors import InvalidModelFile, ModelError
 
-JSON_BYTES_MAX = 64 << 20
+JSON_BYTES_MAX = 4 << 20
+"""Several times the largest of these files. JSON of empty lists takes some twenty times its length in memory."""
+INDEX_BYTES_MAX = 24 << 20
+"""Twice the largest index in use. It is read as names and files alone, which do not unfold."""
 SHARDS_MAX = 10_000
 TEMPLATE_BYTES_MAX = 4 << 20
 _INDEX = "model.safetensors.index.json"
+_Kind = TypeVar("_Kind")
+
+
+class _Index(msgspec.Struct):
+    """The part of an index that is read here: tensor -> file."""
+
+    weight_map: dict[str, str] = {}
+
+
 _END_IDS = "tokenizer.homeserve.end_token_ids"
 
 
@@ -206,13 +219,14 @@ def _shards(path: str) -> dict[str, set[str] | None]:
             what = f"holds {len(names)} safetensors files and no {_INDEX}"
             raise InvalidModelFile(path, "folder", what, fix="fetch the index as well")
         return {names[0]: None}
-    weights = _json(index_path, required=True).get("weight_map")
-    if not isinstance(weights, dict) or not weights:
+    weights = _decoded(index_path, _read(index_path, INDEX_BYTES_MAX), _Index).weight_map
+    if not weights:
         raise InvalidModelFile(index_path, "weight_map", "is missing or empty", fix="fetch the index again")
     shards: dict[str, set[str] | None] = {}
     for name, shard in weights.items():
-        if not isinstance(shard, str) or not shard.endswith(".safetensors") or os.path.basename(shard) != shard:
-            raise InvalidModelFile(index_path, f"weight_map {name!r}", f"is {shard!r}, not a file of the folder")
+        if not shard.endswith(".safetensors") or os.path.basename(shard) != shard:
+            what = f"is {shard[:80]!r}, not a file of the folder"
+            raise InvalidModelFile(index_path, f"weight_map {name[:80]!r}", what)
         wanted = shards.setdefault(shard, set())
         assert wanted is not None, "only sets are put in here"
         wanted.add(name)
@@ -223,20 +237,29 @@ def _shards(path: str) -> dict[str, set[str] | None]:
 
 def _json(path: str, *, required: bool = False) -> dict[str, object]:
     """A JSON object from a file; empty where the file is absent and not required."""
+    if not required and not os.path.lexists(path):
+        return {}
+    return _decoded(path, _read(path, JSON_BYTES_MAX), dict[str, object])
+
+
+def _read(path: str, most: int) -> bytes:
     try:
         with open(path, "rb") as file:
-            raw = file.read(JSON_BYTES_MAX + 1)
-        if len(raw) > JSON_BYTES_MAX:
-            raise InvalidModelFile(path, "file", f"is larger than {JSON_BYTES_MAX >> 20} MiB")
-        return msgspec.json.decode(raw, type=dict[str, object])
+            raw = file.read(most + 1)
     except FileNotFoundError as error:
-        if not required:
-            return {}
         raise InvalidModelFile(path, "file", "is missing", fix="fetch the whole folder") from error
     except OSError as error:
         raise InvalidModelFile(path, "file", f"cannot be read: {error.strerror}") from error
+    if len(raw) > most:
+        raise InvalidModelFile(path, "file", f"is larger than {most >> 20} MiB")
+    return raw
+
+
+def _decoded(path: str, raw: bytes, kind: type[_Kind]) -> _Kind:
+    try:
+        return msgspec.json.decode(raw, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidModelFile(path, "file", f"is no JSON object: {error}", fix="fetch it again") from error
+        raise InvalidModelFile(path, "file", f"is no such JSON: {error}", fix="fetch it again") from error
 
 
 def _tokenizer_keys(

@@ -17,8 +17,8 @@ from backends.quant import QuantType
 from homeserve.checkpoint.mapped import MappedFile, kind_of
 from homeserve.errors import CheckpointError
 
-HEADER_BYTES_MAX = 100_000_000
-"""The format's own limit."""
+HEADER_BYTES_MAX = 16 << 20
+"""Room for 100 000 tensors. The format's own limit, 100 MB, would let a header of empty entries take gigabytes."""
 TENSORS_MAX = 1 << 20
 _FIX = "the file is damaged or incomplete: fetch it again"
 _TYPES: dict[str, QuantType] = {

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Library
 
 from homeserve.errors import InvalidModelFile
 
-FILE_BYTES_MAX = 256 << 20
+FILE_BYTES_MAX = 64 << 20
 TOKENS_MAX = 1 << 24
 _FIX = "fetch the folder again, or use a GGUF of the model"
 

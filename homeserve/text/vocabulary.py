@@ -28,7 +28,7 @@ NOT_BUILT = {
 
 TOKENS_MAX = 1 << 22
 """Eight times the largest vocabularies that are in use, and what ids of 32 bits and a row of logits can bear."""
-MERGES_MAX = 1 << 23
+MERGES_MAX = 1 << 22
 
 
 class TokenType(IntEnum):

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from backends.base import PAGE_LEN, Backend, KvPool, Limits, LoadProgress, OpenOptions, Program, StatePool, Unsupported
 from backends.quant import QuantType
-from homeserve.errors import BudgetError, SettingError, UnsupportedModel
+from homeserve.errors import BudgetError, SettingError, UnsupportedModel, told_of
 from homeserve.wire.records import Boot, LoadSpec, Logprobs, Plan, PlanKind, PoolCensus, RankFacts, Sample
 from homeserve.worker.lanes import Group, LaneRefused, Lanes
 from homeserve.worker.sampling import draw, logprobs
@@ -87,9 +87,10 @@ class Runner:
         checkpoint = checkpoints.open(spec.path, folder_families)
         try:
             declared = family(checkpoint.arch)
-            config = declared.config_from(checkpoint.metadata)
-            layers = range(spec.layer_first, config.layers if spec.layer_end < 0 else spec.layer_end)
-            bound = bind(declared, config, checkpoint.tensors, layers)
+            with told_of(spec.path):
+                config = declared.config_from(checkpoint.metadata)
+                layers = range(spec.layer_first, config.layers if spec.layer_end < 0 else spec.layer_end)
+                bound = bind(declared, config, checkpoint.tensors, layers)
             boot = self._boot
             options = OpenOptions(boot.device_index, boot.threads, boot.cores, boot.isa)
             try:
