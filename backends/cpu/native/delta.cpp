@@ -130,22 +130,31 @@ template <int G> void recur(const Head &head, float *matrix, int from) {
         vf sum[G][2], step[G];
         HS_UNROLL
         for (int g = 0; g < G; g++) sum[g][0] = sum[g][1] = set1(0.0f);
-        for (int i = 0; i < head.key_dim; i++) {
+        for (int i = 0; i < head.key_dim; i += 2) {
             HS_UNROLL
-            for (int g = 0; g < G; g++) sum[g][i & 1] = fma(set1(k[i]), load(matrix + block * g + GROUP * i), sum[g][i & 1]);
+            for (int odd = 0; odd < 2; odd++) {
+                if (i + odd == head.key_dim) break;
+                HS_UNROLL
+                for (int g = 0; g < G; g++) sum[g][odd] = fma(set1(k[i + odd]), load(matrix + block * g + GROUP * (i + odd)), sum[g][odd]);
+            }
         }
         HS_UNROLL
         for (int g = 0; g < G; g++) {
             step[g] = mul(set1(b), sub(load(v + GROUP * g), mul(decay, add(sum[g][0], sum[g][1]))));
             sum[g][0] = sum[g][1] = set1(0.0f);
         }
-        for (int i = 0; i < head.key_dim; i++) {
+        for (int i = 0; i < head.key_dim; i += 2) {
             HS_UNROLL
-            for (int g = 0; g < G; g++) {
-                float *at = matrix + block * g + GROUP * i;
-                const vf m = fma(set1(k[i]), step[g], mul(decay, load(at)));
-                store(at, m);
-                sum[g][i & 1] = fma(set1(q[i]), m, sum[g][i & 1]);
+            for (int odd = 0; odd < 2; odd++) {
+                if (i + odd == head.key_dim) break;
+                const vf ki = set1(k[i + odd]), qi = set1(q[i + odd]);
+                HS_UNROLL
+                for (int g = 0; g < G; g++) {
+                    float *at = matrix + block * g + GROUP * (i + odd);
+                    const vf m = fma(ki, step[g], mul(decay, load(at)));
+                    store(at, m);
+                    sum[g][odd] = fma(qi, m, sum[g][odd]);
+                }
             }
         }
         float *out = head.out + head.out_stride * t + from;
