@@ -10,6 +10,7 @@ from budget.asides import doubt_lines
 from budget.ceilings import Ceilings
 from budget.document import mib as mib_number
 from budget.facts import Box, Doubt
+from budget.legend import legend_lines
 from budget.page import INDENT, Cell, Column, Style, grouped, mib, table, wrapped
 from budget.plan import Plan, Refusal, Unknown
 from budget.question import Question
@@ -58,7 +59,7 @@ def box_report(
         doubt_lines(style, doubts),
         _next(style, models, beside),
     ]
-    return joined(parts)
+    return joined([*parts, legend_lines(style, parts)])
 
 
 def model_json(row: ModelRow) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class Style:
 
 
 def style_of(stream: IO[str] | None, environ: Mapping[str, str]) -> Style:
-    """What `stream` shows (None: it is closed): colour on a terminal that has it and where NO_COLOR is unset (or empty),
+    """What `stream` shows (None: it is closed): colour on a terminal that has it, unless NO_COLOR is set and not empty;
     blocks where the encoding has them."""
     if stream is None:
         return Style()

@@ -5,7 +5,6 @@ Each part is a list of lines; a report is its parts with an empty line between t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -22,7 +21,6 @@ from budget.sums import has_room, moments_of, peak_moment, what_binds
 
 PLAIN = Style()
 _TOLD_DEVICES = 4
-_CODES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Measured(NamedTuple):
@@ -52,7 +50,7 @@ def report(
             parts = [*refusal_parts(style, outcome, host, doubts, asked), doubt_lines(style, doubts)]
         case Unknown():
             parts = [*unknown_parts(style, outcome, host), doubt_lines(style, doubts)]
-    return joined([*parts, legend_lines(style, _plain(parts))])
+    return joined([*parts, legend_lines(style, parts)])
 
 
 def elsewhere(outcome: Plan | Refusal | Unknown) -> Plan | Refusal | Unknown:
@@ -66,10 +64,6 @@ def elsewhere(outcome: Plan | Refusal | Unknown) -> Plan | Refusal | Unknown:
         for line in outcome.lines
     )
     return replace(outcome, lines=lines)
-
-
-def _plain(parts: Iterable[Sequence[str]]) -> list[str]:
-    return [_CODES.sub("", line) for part in parts for line in part]
 
 
 def joined(parts: Iterable[Sequence[str]]) -> list[str]:

@@ -11,6 +11,7 @@ or JSON on stdout where JSON was asked for.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -60,12 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(given)
         sys.stdout.flush()
     except OSError as error:
-        # What could not be written stays in the stream's buffer: it fails again where the stream was the reason.
-        try:
-            sys.stdout.flush()
-        except OSError:
-            return _unheard(error)
-        raise
+        if not _is_of_stdout(error):
+            raise
+        return _unheard(error)
     return code
 
 
@@ -89,6 +87,20 @@ def _hold_streams() -> bool:
             # The lowest number that is free is the stream's own: the streams are held in the order of their numbers.
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
     return heard
+
+
+def _is_of_stdout(error: OSError) -> bool:
+    """Whether standard output is what cannot be written. A file that could not be opened has a name; what failed on
+    flush stays in the buffer and fails again."""
+    if error.filename is not None:
+        return False
+    if isinstance(error, BrokenPipeError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+        return True
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False
 
 
 def _unheard(error: OSError) -> int:

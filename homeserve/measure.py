@@ -70,6 +70,8 @@ class Members:
     """Files of the shared memory that the plan log and the report rings lie in."""
     model_files: Collection[str] = field(default_factory=frozenset)
     """Real paths."""
+    template_due: bool = False
+    """There will be a template process, and it has not started yet."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,9 @@ def _process_lines(members: Members, areas: Mapping[int, tuple[Area, ...] | None
     told = all(worker.regions for worker in members.workers)
     workers = [(worker.pid, worker.regions) for worker in members.workers]
     worker = _process(WORKER_PROCESSES, members, workers if told else [], areas)
-    if members.template is None:
+    if members.template is None and members.template_due:
+        template = Measured(members.host, TEMPLATE_PROCESS, None, None)
+    elif members.template is None:
         template = Measured(members.host, TEMPLATE_PROCESS, 0, "there is none")
     else:
         template = _process(TEMPLATE_PROCESS, members, [(members.template, ())], areas)

@@ -85,6 +85,7 @@ class MemoryWatch:
             templates.pid if templates is not None else None,
             tuple(Path(folder, name) for name in fleet.shared_memory_names()),
             self._files,
+            templates is not None and templates.due,
         )
 
     def _phase(self) -> str:

@@ -104,7 +104,11 @@ def _about_model(asked: _Asked) -> int:
     subject = Subject(asked.box, _requantised(shape, args.quant), default_shape(), cpu_kv_types=kv_types)
     outcome = _checked(lambda: answer(subject, asked.wish))
     doubts = _doubts(outcome.ceilings, outcome.doubts, _devices_of(outcome), asked.wish.kv_type)
-    question = Question(model, shape_word, asked.beside)
+    if args.box is not None:
+        from budget.report import elsewhere
+
+        outcome = elsewhere(outcome)
+    question = Question(model, shape_word, asked.beside, wishes.refused_by_up)
     if args.svg is not None:
         _draw(args.svg, outcome)
     if args.json:

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from budget.facts import KV_BITS, MIB
-from budget.wish import Wish
+from budget.quants import QUANTS
+from budget.question import flags
+from budget.wish import DEFAULT_CARD_FLOOR, DEFAULT_HOST_FLOOR, Wish
 from homeserve.errors import SettingError
 from homeserve.settings import Option, flag, near, options, resolve
 
@@ -45,9 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name in SHARED:
         option = table[name]
         zero = f" (0: {option.zero})" if option.zero else ""
+        if name == "floor_mib":
+            zero = f" (default: {DEFAULT_CARD_FLOOR // MIB} on a card, {DEFAULT_HOST_FLOOR // MIB} of the host)"
         size.add_argument(flag(name), dest=name, metavar="N", help=f"{option.help}{zero}")
     size.add_argument("--kv-type", metavar="TYPE", help=f"type of KV rows: {', '.join(KV_BITS)} (default: f16)")
-    size.add_argument("--quant", metavar="TYPE", help="what if the model were quantised so: Q8_0, Q6_K ... Q2_K")
+    size.add_argument("--quant", metavar="TYPE", help=f"what if the model were quantised so: {', '.join(QUANTS)}")
     size.add_argument(
         "--vision", nargs="?", const="on", metavar="on|off", help="count the vision tower too (default: off)"
     )
@@ -150,14 +154,29 @@ def layers_of(text: str | None) -> int:
     return int(_LAYERS.convert(word, "--cpu-moe", "cpu_moe"))
 
 
+def refused_by_up(given: Mapping[str, str | int]) -> tuple[str, ...]:
+    """Of settings by name: the words of a command line that `up` of this version refuses. The mix of a file is no
+    setting of `up`: it takes the file."""
+    table, found = options(), []
+    for name, value in given.items():
+        words = flags({name: value})
+        if not words or name in ("quant", "shape", "assume_ram_mib"):
+            continue
+        try:
+            if name not in table:
+                raise SettingError(f"{flag(name)}: up does not have it", field=name)
+            table[name].convert(value, flag(name), name)
+        except SettingError:
+            found += words
+    return tuple(found)
+
+
 def assumed_bytes(text: str | None) -> int | None:
     return None if text is None else int(_ASSUMED.convert(text, "--assume-ram-mib", "assume_ram_mib")) * MIB
 
 
 def quant_of(text: str | None) -> str | None:
     """The name of a mix, as its table spells it."""
-    from budget.quants import QUANTS
-
     if text is None or text.strip().lower() in ("off", "none", "auto"):
         return None
     names = {name.lower(): name for name in QUANTS}

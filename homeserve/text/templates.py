@@ -60,6 +60,11 @@ class TemplateHost:
         """The helper's process id, None while there is none."""
         return None if self._process is None else self._process.pid
 
+    @property
+    def due(self) -> bool:
+        """Whether there are templates, and the helper that renders them does not run (yet)."""
+        return bool(self._templates) and self._process is None
+
     def configure(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         """Templates by name ('default', 'tool_use', …), and variables that every rendering gets (`bos_token`, …)."""
         self._templates = dict(templates)

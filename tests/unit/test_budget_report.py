@@ -13,9 +13,10 @@ import pytest
 from budget.boxes import ModelRow, box_report
 from budget.facts import MIB, Box, Doubt
 from budget.ledger import ALWAYS, Line
-from budget.page import WIDTH, Column, Style, gained, grouped, mib, style_of, table
+from budget.page import WIDTH, Column, Style, gained, grouped, mib, regrouped, style_of, table, wrapped
+from budget.plan import Priced, Unknown
 from budget.question import Question
-from budget.report import Measured, measured_table, report, summary
+from budget.report import Measured, elsewhere, measured_table, report, summary
 from budget.sums import arithmetic
 
 GOLDEN = Path(__file__).parents[1] / "data" / "budget_report.txt"
@@ -41,12 +42,45 @@ def test_the_first_sentence_says_what_fits_and_what_binds(told: SimpleNamespace)
     for words in (
         "FITS: dense-27b (Q4_K_M)",
         "65 536 tokens of context",
-        "16 requests at once",
+        "16 requests at once (--max-running)",
+        "65 536 tokens of f16 KV in all: 4 096 tokens for each of 16 at once",
         "'kv pool' on device 1",
     ):
         assert words in text
     one = " ".join(report(replace(told.plan, running=1), told.host, (), ASKED)[:3])
-    assert "1 request at once" in one
+    assert "1 request at once (--max-running), 65 536 tokens of f16 KV;" in one
+    assert "1 request at once" in summary(replace(told.plan, running=1))[0]
+
+
+def test_the_first_sentence_says_what_this_version_cannot(told: SimpleNamespace) -> None:
+    lines = report(told.plan, told.host, told.doubts, ASKED)
+    assert lines[0].startswith("FITS, but this version computes on the CPU only. dense-27b (Q4_K_M) with")
+    assert "To run it (not in this version, see the first line)" in lines
+    refusing = replace(ASKED, refused=lambda settings: ("--layout auto",) if "layout" in settings else ())
+    text = " ".join(report(told.plan, told.host, (), refusing)[:2])
+    assert text.startswith("FITS, but this version has no --layout auto. dense-27b")
+    assert "To run it" in report(told.plan, told.host, (), ASKED)
+
+
+def test_advice_that_this_version_refuses_is_marked(told: SimpleNamespace) -> None:
+    asked = replace(ASKED, refused=lambda settings: ("--kv-type q8_0",) if settings.get("kv_type") == "q8_0" else ())
+    lines = report(told.plan, told.host, (), asked)
+    text = " ".join(" ".join(lines).split())
+    assert "half the bytes for each token (not in this version) --max-running 8" in text
+    assert "fewer rows in flight Speed" in text
+    nearest = report(told.refusal, told.host, (), asked)
+    assert any(line.startswith("  run it, not in this version   homeserve up models/dense-27b") for line in nearest)
+
+
+def test_another_mix_is_another_file(told: SimpleNamespace) -> None:
+    asked = Question("m.gguf", None, ("--quant", "q2_k"))
+    shape = replace(told.plan.shape, name="dense-27b in Q2_K", quant="Q2_K")
+    lines = report(replace(told.plan, shape=shape), told.host, (), asked)
+    assert lines[0].startswith("FITS: dense-27b in Q2_K with 65 536")
+    at = lines.index("To run it (MODEL is a Q2_K file of m.gguf, which is not here)")
+    assert lines[at + 1] == "  homeserve up MODEL --max-running 16"
+    other = report(replace(told.refusal, nearest={"quant": "Q2_K"}), told.host, (), ASKED)
+    assert "  It needs a Q2_K file of models/dense-27b.gguf." in other
 
 
 def test_a_pool_that_nobody_asked_for_binds_nothing(told: SimpleNamespace) -> None:
@@ -60,8 +94,8 @@ def test_a_pool_that_nobody_asked_for_binds_nothing(told: SimpleNamespace) -> No
 def test_parts_come_in_the_order_in_which_they_are_asked_for(told: SimpleNamespace) -> None:
     text = "\n".join(report(told.plan, told.host, told.doubts, ASKED))
     heads = (
-        "FITS", "Device 0:", "Device 1:", "Device 2:", "Ranks:", "What to change", "Speed", "Looked at, and not taken",
-        "What is in doubt", "To run it",
+        "FITS", "Device 0,", "Device 1,", "Device 2,", "Ranks:", "What to change", "Speed", "What was looked at",
+        "What is in doubt", "To run it", "Words",
     )  # fmt: skip
     places = [text.index(head) for head in heads]
     assert places == sorted(places)
@@ -148,16 +182,99 @@ def test_what_to_change_is_a_flag_and_a_gain(told: SimpleNamespace) -> None:
 
 def test_speed_is_a_range_and_the_flip_says_when_it_pays(told: SimpleNamespace) -> None:
     text = "\n".join(report(told.plan, told.host, (), ASKED))
-    assert re.search(r"pipeline +3 623 to 8 695 +20\.0 to 48\.0 +the bandwidth", text)
+    assert re.search(r"pipeline +7 246 \(3 623 to 8 695\) +40\.0 \(20\.0 to 48\.0\) +the bandwidth", text)
     assert "3.20 s; it pays from 7 004 prompt tokens on" in text
     never = report(replace(told.plan, break_even_tokens=None), told.host, (), ASKED)
     assert any("it never pays here" in line for line in never)
 
 
-def test_the_option_that_was_taken_is_not_among_the_others(told: SimpleNamespace) -> None:
+def test_the_option_that_was_taken_stands_first_and_is_marked(told: SimpleNamespace) -> None:
     lines = report(told.plan, told.host, (), ASKED)
-    at = lines.index("Looked at, and not taken")
-    assert [line.split("  ")[1] for line in lines[at + 2 : at + 4]] == ["device 0 alone", "with a CPU rank"]
+    at = lines.index("What was looked at")
+    names = [line.split("  ")[1] for line in lines[at + 2 : at + 5]]
+    assert names == ["both cards, weights 30,17", "device 0 alone", "with a CPU rank"]
+    assert re.search(r"65 536 +7 246 +61\.0  <- taken$", lines[at + 2])
+    refused = report(told.refusal, told.host, (), ASKED)
+    assert refused[refused.index("Looked at, and not taken") + 2].split("  ")[1] == "device 0 alone"
+
+
+def test_requests_at_once_are_told_where_options_differ_in_them(told: SimpleNamespace) -> None:
+    one = Priced("with a CPU rank, one request at a time", 900, 9.0, 2.0, "slower")
+    plan = replace(told.plan, priced=(*told.plan.priced, one), wish=replace(told.plan.wish, running=0))
+    lines = report(plan, told.host, (), ASKED)
+    at = lines.index("What was looked at")
+    assert [re.split(r"  +", line)[2] for line in lines[at + 1 : at + 6]] == ["at once", "16", "16", "16", "1"]
+    assert "at once" not in report(told.plan, told.host, (), ASKED)[at + 1]
+
+
+def test_an_unknown_host_is_a_way_that_was_not_looked_at(told: SimpleNamespace) -> None:
+    cpu = replace(told.ceilings.devices[2], ceiling_bytes=None)
+    plan = replace(told.plan, ceilings=replace(told.ceilings, devices=(*told.ceilings.devices[:2], cpu)))
+    text = " ".join(" ".join(report(plan, told.host, (), ASKED)).split())
+    assert "with the host - - - not looked at, its memory is unknown (--assume-ram-mib N)" in text
+    named = replace(plan, wish=replace(plan.wish, devices=("cuda:0", "cuda:1")))
+    assert "with the host" not in "\n".join(report(named, told.host, (), ASKED))
+
+
+def test_a_bar_is_a_share_of_something_that_is_known(told: SimpleNamespace) -> None:
+    cpu = replace(told.ceilings.devices[2], ceiling_bytes=None)
+    plan = replace(told.plan, ceilings=replace(told.ceilings, devices=(*told.ceilings.devices[:2], cpu)))
+    lines = report(plan, told.host, (), ASKED)
+    start = next(at for at, line in enumerate(lines) if line.startswith("Device 2"))
+    assert not any("#" in line or "...." in line for line in lines[start : lines.index("", start)])
+
+
+def test_devices_are_named_as_devices_wants_them(told: SimpleNamespace) -> None:
+    lines = report(told.plan, told.host, (), ASKED)
+    heads = [line.split(":")[0] + ":" + line.split(":")[1] for line in lines if line.startswith("Device ")]
+    assert [head.split(", ")[1] for head in heads][:2] == ["cuda:0", "cuda:1"]
+    assert any(line.startswith("Device 2, cpu: AMD Ryzen") for line in lines)
+    apu = report(replace(told.plan, ceilings=told.laptop, ranks=(0,)), told.host, (), ASKED)
+    assert any(line.startswith("Device 0, rocm:0: AMD Radeon 780M") for line in apu)
+
+
+def test_only_words_of_the_page_are_explained(told: SimpleNamespace) -> None:
+    def words(lines: list[str]) -> list[str]:
+        return [re.split(r"  +", line)[1] for line in lines[lines.index("Words") + 1 :] if line[2:3].strip()]
+
+    assert words(report(told.plan, told.host, (), ASKED)) == ["boot", "pipeline", "tensor", "flip", "floor", "rank"]
+    state = Line(0, "state", MIB, ALWAYS, "computed")
+    lines = report(replace(told.plan, lines=(*told.plan.lines, state)), told.host, (), ASKED, Style(colour=True))
+    assert "state" in words([CODES.sub("", line) for line in lines])
+    assert "carve-out" in words(report(replace(told.plan, ceilings=told.laptop, ranks=(0,)), told.host, (), ASKED))
+
+
+def test_what_was_measured_on_another_box_is_a_reserve_here(told: SimpleNamespace) -> None:
+    lines = (Line(0, "engine process", MIB, ALWAYS, "measured", "Python"), Line(0, "kv", MIB, ALWAYS, "measured"))
+    for outcome in (told.plan, told.refusal):
+        found = elsewhere(replace(outcome, lines=lines))
+        assert not isinstance(found, Unknown)
+        assert [(line.source, line.note) for line in found.lines] == [
+            ("reserve", "measured elsewhere: Python"), ("reserve", "measured elsewhere")
+        ]  # fmt: skip
+    assert elsewhere(told.plan) == told.plan and elsewhere(told.unknown) == told.unknown
+
+
+def test_amounts_of_other_texts_are_spelt_as_on_the_page() -> None:
+    assert regrouped("full at 28512 tokens, 11932 MiB lack") == "full at 28 512 tokens, 11 932 MiB lack"
+    assert regrouped("the larger of pipeline 13505 and tensor 13199 MiB") == (
+        "the larger of pipeline 13 505 and tensor 13 199 MiB"
+    )
+    same = "--kv-tokens 114096, id 26720, gfx1103, x:1234 MiB, 2.1 requests, 41 001 tokens"
+    assert regrouped(same) == same
+    assert regrouped("256 beside 1 requests and 1 layers") == "256 beside 1 request and 1 layer"
+
+
+def test_a_number_is_not_cut_by_the_end_of_a_line() -> None:
+    for at in range(80, 100):
+        assert all(not line.endswith(" 41") for line in wrapped("x" * at + " 41 000 tokens"))
+    assert table(Style(), [Column("", limit=12)], [["about 12 345 678"]]) == ["  about", "  12 345 678"]
+
+
+def test_a_doubt_says_once_what_was_taken(told: SimpleNamespace) -> None:
+    doubt = Doubt("host memory", "the profile does not say it", "taken as 30000 MiB because that was asked")
+    text = "\n".join(report(told.plan, told.host, [doubt], ASKED))
+    assert "the profile does not say it; taken: 30 000 MiB because that was asked" in text
 
 
 def test_doubts_are_told_once_and_the_missing_backend_first(told: SimpleNamespace) -> None:
@@ -184,13 +301,16 @@ def test_one_memory_of_two_devices_is_told_as_one(told: SimpleNamespace) -> None
     plan = replace(told.plan, ceilings=told.laptop, lines=lines, ranks=(0,), binds=replace(told.plan.binds, device=0))
     text = " ".join(report(plan, told.host, (), ASKED))
     assert "Devices 0 and 1 draw from the same memory. Together they may hold 28 312.0 MiB" in text
-    assert "at the worst moment they hold 19 376.0." in text
+    assert (
+        "at the worst moment (boot) they hold 19 376.0 = 20 000.0 on device 0 - 1 024.0 of it in the carve-out" in text
+    )
+    assert "which does not count here + 400.0 on device 1." in text
 
 
 def test_a_model_that_is_not_here_is_said_beside_its_command(told: SimpleNamespace) -> None:
     lines = report(told.plan, told.host, (), Question(None, "s.json"))
-    assert lines[-2] == "To run it (MODEL is the file, which is not here)"
-    assert lines[-1] == "  homeserve up MODEL --max-running 16"
+    at = lines.index("To run it (MODEL is the file, which is not here)")
+    assert lines[at + 1] == "  homeserve up MODEL --max-running 16"
 
 
 # ----------------------------------------------------------------------------------------------- refusal and unknown
@@ -218,6 +338,39 @@ def test_a_refusal_ends_in_commands_to_paste(told: SimpleNamespace) -> None:
     assert any("--quant Q2_K" in line for line in other) and not any("run it" in line for line in other)
     none = report(replace(told.refusal, nearest=None, nearest_text=""), told.host, (), ASKED)
     assert "  none was found: nothing smaller fits either" in none
+
+
+def test_a_lack_of_shared_memory_is_a_sum_with_the_carve_out(told: SimpleNamespace) -> None:
+    """What lies in the carve-out is taken off, what the CPU holds is added."""
+    lines = (Line(0, "weights", 25000 * MIB, ALWAYS, "computed"), Line(1, "engine", 5000 * MIB, ALWAYS, "reserve"))
+    refusal = replace(
+        told.refusal, ceilings=told.laptop, device=0, lines=lines, needed_bytes=(25000 - 1024 + 5000) * MIB,
+        available_bytes=28312 * MIB,
+    )  # fmt: skip
+    lines_told = report(refusal, told.host, (), ASKED)
+    text = "\n".join(lines_told)
+    assert "lacks 664.0 MiB of the memory that it shares (needed 28 976.0, there is 28 312.0)" in " ".join(lines_told)
+    assert re.search(r"- +1 024\.0  of it in the carve-out, which is not shared", text)
+    assert re.search(r"\+ +5 000\.0  held by device 1 \(AMD Ryzen", text) and re.search(r"= +28 976\.0  needed", text)
+
+
+def test_a_lack_is_told_in_one_rounding(told: SimpleNamespace) -> None:
+    """The first line, the sum and the table of options say the same number; no reason repeats it in another one."""
+    lines = tuple(Line(1, f"part {at}", MIB + 60_000, ALWAYS, "computed") for at in range(10))
+    needed, there = sum(line.bytes for line in lines), 2 * MIB + 70_000
+    name = told.ceilings.devices[1].name
+    short = Priced("x", None, None, None, f"{-(-(needed - there) // MIB)} MiB lack on {name}")
+    reason = f"dense-27b (Q4_K_M) with 512 tokens of context does not fit: it would hold 11 MiB on {name}, 2 MiB may be"
+    reason += " used, 9 MiB are missing. This backend has no kernel for packed weights"
+    refusal = replace(
+        told.refusal, lines=lines, needed_bytes=needed, available_bytes=there, reason=reason, priced=(short,),
+        wish=replace(told.refusal.wish, context=0),
+    )  # fmt: skip
+    text = " ".join(" ".join(report(refusal, told.host, (), ASKED)).split())
+    assert "DOES NOT FIT: dense-27b (Q4_K_M) even with 512 tokens of context" in text
+    assert "lacks 8.9 MiB (needed 11.0, there is 2.1)" in text and "= 8.9 MiB lack" in text
+    assert f"8.9 MiB lack on {name}" in text and "9 MiB are missing" not in text
+    assert "Why: This backend has no kernel for packed weights The option" in text
 
 
 def test_what_others_hold_of_the_same_memory_is_in_the_sum(told: SimpleNamespace) -> None:
@@ -250,7 +403,8 @@ def test_a_box_is_told_with_the_models_that_fit(told: SimpleNamespace) -> None:
     assert re.search(r"b\.gguf +20 200\.0 +no +604\.0 MiB lack on device 1", text)
     assert re.search(r"c\.gguf +unknown +is not GGUF", text)
     assert "and 3 more that were not looked at" in text
-    assert lines[-1] == "  homeserve budget a.gguf --box b.json"
+    assert lines[lines.index("More about one of them") + 1] == "  homeserve budget a.gguf --box b.json"
+    assert lines[-1].startswith("  floor")
     assert all(len(line) <= WIDTH for line in lines)
     none = box_report(box, told.ceilings, (), [], 0, Style())
     assert any("homeserve pull fetches one" in line for line in none)
@@ -310,9 +464,10 @@ def test_colour_and_blocks_only_where_they_can_be_shown(
     assert style_of(stream, environ) == Style(colour, blocks)
 
 
-def test_bars_show_what_is_there_at_all() -> None:
+def test_bars_show_shares_to_the_nearest_character() -> None:
     style = Style()
-    assert [style.bar(share, 4) for share in (0.0, 0.001, 0.5, 1.0, 7.0)] == ["....", "#...", "##..", "####", "####"]
+    shares = (0.0, 0.12, 0.13, 0.5, 0.9, 1.0, 7.0)
+    assert [style.bar(share, 4) for share in shares] == ["....", "....", "#...", "##..", "####", "####", "####"]
     assert Style(blocks=True).bar(0.5, 4) == "██░░"
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from budget.facts import MIB, Box, CpuFacts
 from budget.plan import Plan
+from budget.quants import QUANTS
 from budget.wish import Wish
 from homeserve import cli
 from homeserve.checkpoint import names
@@ -161,6 +162,52 @@ def test_vectors_and_device_lists_are_bounded() -> None:
         wishes.devices_of(",".join(["cpu"] * 65))
     with pytest.raises(SettingError, match="not a whole number"):
         wishes.vector_of("9" * 5000, "weight_vector")
+
+
+def test_help_names_every_mix_and_the_floors(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["budget", "--help"])
+    text = "".join(capsys.readouterr().out.split())
+    assert ",".join(QUANTS) in text
+    assert "(default:1024onacard,256ofthehost)" in text
+
+
+def test_what_up_of_this_version_refuses() -> None:
+    refused = wishes.refused_by_up
+    assert refused({"layout": "auto", "flip": "off", "kv_type": "bf16", "chunk": 64, "devices": "cpu"}) == ()
+    assert refused({"context": 4096, "quant": "Q2_K", "shape": "x", "assume_ram_mib": 9, "vision": "off"}) == ()
+    assert refused({"layout": "tensor", "cpu_moe": 12, "draft": "off", "vision": "on"}) == (
+        "--layout tensor", "--cpu-moe 12", "--vision on"
+    )  # fmt: skip
+    assert refused({"kv_type": "f4"}) == ("--kv-type f4",)
+
+
+def test_a_plan_that_this_version_cannot_run_says_so_first(capsys: pytest.CaptureFixture[str]) -> None:
+    def page(*words: str) -> str:
+        assert cli.main(["budget", "--shape", "qwen3-8b", *words]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    text = page("--box", "cards.json")
+    assert text.startswith("FITS, but this version computes on the CPU only: it has no cuda backend for device 0")
+    assert "To run it (MODEL is the file, which is not here; not in this version, see the first line)" in text
+    assert page("--box", "box.json", "--vision").startswith("FITS, but this version has no --vision on. Qwen3 8B")
+    text = page("--box", "box.json", "--quant", "q2_k")
+    assert text.startswith("FITS: Qwen3 8B in Q2_K with")
+    assert "To run it (MODEL is a Q2_K file of qwen3-8b, which is not here)" in text
+
+
+def test_of_a_box_that_is_not_here_nothing_was_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sources() -> set[str]:
+        _, read = shown(capsys, "--shape", "qwen3-8b", *words)
+        return {line["source"] for line in read["plan"]["ledger"]}
+
+    words: tuple[str, ...] = ("--box", "box.json")
+    assert "measured" not in sources() and "reserve" in sources()
+    words = ("--assume-ram-mib", "32768")
+    monkeypatch.setattr("budget.probe.read_box", lambda: Box("b", None, None))
+    assert "measured" in sources()
 
 
 def test_mixes_by_name_in_any_spelling() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from budget.facts import MIB
 from budget.ledger import ALWAYS, BOOT, Line
 from homeserve.measure import Measured, MeasuredBudget, Members, Region, Worker, compare, measure, parse_smaps
+from homeserve.text.templates import TemplateHost
 
 ENGINE, WORKER, TEMPLATE = 100, 101, 102
 MODEL = "/models/tiny.gguf"
@@ -121,6 +123,15 @@ def test_without_a_helper_nothing_is_held_by_it(tmp_path: Path, members: Members
     alone = Members(1, ENGINE, members.workers, None, members.segments, members.model_files)
     found = {each.line: each for each in measure(alone, tmp_path).lines}
     assert (found["template process"].bytes, found["template process"].how) == (0, "there is none")
+
+
+def test_a_helper_that_has_not_started_yet_is_not_measured(tmp_path: Path, members: Members) -> None:
+    found = {each.line: each for each in measure(replace(members, template=None, template_due=True), tmp_path).lines}
+    assert (found["template process"].bytes, found["template process"].how) == (None, None)
+    host = TemplateHost()
+    assert not host.due  # no template, no helper
+    host.configure({"default": "x"}, {})
+    assert host.due and host.pid is None
 
 
 def test_the_control_group_is_a_witness_where_nobody_else_is_in_it(tmp_path: Path, members: Members) -> None:

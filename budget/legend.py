@@ -1,0 +1,42 @@
+"""What the words of a report mean: a few lines at its end, and only of words that stand on this page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from budget.page import Column, Style, table
+
+_CODES = re.compile(r"\x1b\[[0-9;]*m")
+_MEANINGS: Mapping[str, str] = {
+    "boot": "the moment at which weights are placed and buffers made",
+    "pipeline": "every device holds some layers whole: good for prompts (with one device: the server at work)",
+    "tensor": "every device holds a part of each layer: good for answers",
+    "flip": "the way from one of these layouts to the other, and the moment of it",
+    "floor": "what must stay free at the peak, for others (--floor-mib)",
+    "carve-out": "what the firmware took of the memory for the graphics alone; the system does not see it",
+    "GTT": "how much of the host's memory the graphics may pin beside it",
+    "weights arena": "the place that holds one layout's weights at a time, as large as the larger of them",
+    "communicators": "buffers through which devices exchange what they computed",
+    "verify inputs": "what recurrent layers keep until it is known which drafted tokens are right",
+    "state": "what recurrent layers remember of a request, whatever its length",
+    "state checkpoints": "copies of it, so that a prompt that was seen before need not be read again",
+    "plan log": "shared memory in which the engine writes down each step for all workers",
+    "rank": "one worker process and its device",
+}
+"""In the order in which they are told."""
+_PATTERNS: Mapping[str, str] = {
+    # A line of a ledger, not the word in a sentence.
+    "state": r"(?m)^  (?:[ +]\s+[\d .]+  )?state\s{2,}",
+    "rank": r"(?i)\branks?\b",
+}
+
+
+def legend_lines(style: Style, parts: Iterable[Sequence[str]]) -> list[str]:
+    """The words of a page (its parts) that nobody has to know."""
+    text = _CODES.sub("", "\n".join(line for part in parts for line in part))
+    used = [word for word in _MEANINGS if re.search(_PATTERNS.get(word, rf"\b{re.escape(word)}\b"), text)]
+    if not used:
+        return []
+    rows: Sequence[Sequence[tuple[str, str] | str]] = [[(word, "head"), _MEANINGS[word]] for word in used]
+    return [style.paint("Words", "head"), *table(style, [Column(""), Column("")], rows)]
