@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,9 @@ from backends.registry import open_backend
 from homeserve import checkpoint
 from homeserve.models import registry
 from homeserve.models.bind import bind
+
+# The test folders are no package (pytest's importlib mode); this one has modules of its own.
+sys.path.insert(0, str(Path(__file__).parent))
 
 TINY = Path(__file__).parent.parent / "data" / "tiny"
 LANES, ROWS, SPARE = 8, 128, 2
