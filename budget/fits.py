@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from budget.asides import advice_lines, doubt_lines, priced_lines, speed_lines
 from budget.facts import Doubt, MemoryFacts
-from budget.page import INDENT, Cell, Column, Style, counted, grouped, regrouped, table, wrapped
+from budget.page import INDENT, Cell, Column, Style, a, counted, grouped, regrouped, table, wrapped
 from budget.placement import settle
 from budget.plan import Plan
 from budget.question import Question, run_settings
@@ -116,7 +116,7 @@ def _ranks(style: Style, plan: Plan) -> list[str]:
 def _command(style: Style, plan: Plan, asked: Question, lacks: str) -> list[str]:
     notes = [] if asked.here else ["MODEL is the file, which is not here"]
     if asked.quant is not None:
-        notes = [f"MODEL is a {plan.shape.quant} file of {asked.model or asked.shape}, which is not here"]
+        notes = [f"MODEL is {a(plan.shape.quant)} file of {asked.model or asked.shape}, which is not here"]
     if lacks:
         notes.append("not in this version, see the first line")
     head = "To run it" + (f" ({'; '.join(notes)})" if notes else "")

@@ -93,6 +93,11 @@ def counted(number: int, what: str) -> str:
     return f"{grouped(number)} {what}{'s' * (number != 1)}"
 
 
+def a(word: str) -> str:
+    """'a Q2_K', 'an IQ2_XXS': by how the first letter of an abbreviation is said."""
+    return f"{'an' if word[:1] in 'AEFHILMNORSX' else 'a'} {word}"
+
+
 def tenths(count: int) -> int:
     """Bytes as tenths of a MiB: what a page shows, so that what a reader adds up is what stands below the line."""
     return round(count * 10 / MIB)

@@ -11,7 +11,7 @@ from budget.ceilings import Ceilings, Device
 from budget.facts import MIB, Doubt, MemoryFacts
 from budget.fits import cannot_run
 from budget.ledger import MOMENTS, Line, held_bytes, peak_bytes
-from budget.page import INDENT, Cell, Column, Style, counted, mib, regrouped, shown, table, tenths, wrapped
+from budget.page import INDENT, Cell, Column, Style, a, counted, mib, regrouped, shown, table, tenths, wrapped
 from budget.placement import settle
 from budget.plan import Priced, Refusal, Unknown
 from budget.question import BUDGET_ONLY, Question
@@ -207,7 +207,7 @@ def _nearest(style: Style, refusal: Refusal, doubts: Sequence[Doubt], asked: Que
         lines += wrapped(regrouped(refusal.nearest_text), INDENT, INDENT)
     quant = refusal.nearest.get("quant")
     if quant is not None:
-        lines += wrapped(f"It needs a {quant} file of {asked.model or refusal.shape.name}.", INDENT, INDENT)
+        lines += wrapped(f"It needs {a(str(quant))} file of {asked.model or refusal.shape.name}.", INDENT, INDENT)
     lines.append(f"{INDENT}look at it   {asked.budget_line(refusal.nearest)}")
     if not _beyond_up(refusal.nearest):
         lacks = cannot_run(doubts, asked.refused(refusal.nearest))

@@ -108,21 +108,25 @@ def shared_pools(ceilings: Ceilings, lines: Sequence[Line]) -> list[str]:
         if pool is None or len(members) < 2:
             continue
         worst = max(MOMENTS, key=lambda moment: sum(_shared(lines, each, moment) for each in members))
-        parts = []
-        for each in members:
-            held = sum(tenths(line.bytes) for line in lines if line.device == each.index and worst in line.held)
-            if held:
-                parts.append(f"{shown(held)} on device {each.index}")
-            if own := min(held, tenths(each.private_bytes)):
-                parts[-1] += f" - {shown(own)} of it in the carve-out, which does not count here"
         total = sum(_shared(lines, each, worst) for each in members)
+        parts = [part for each in members for part in _parts(lines, each, worst)]
+        of = f" = {' + '.join(parts)}" if len(parts) > 1 or "carve-out" in " ".join(parts) else ""
         numbers = [str(each.index) for each in members]
         names = f"{', '.join(numbers[:-1])} and {numbers[-1]}"
         found += wrapped(
             f"Devices {names} draw from the same memory. Together they may hold {mib(pool)} MiB of it; at the worst"
-            f" moment ({worst}) they hold {shown(total)}" + (f" = {' + '.join(parts)}." if total else ".")
+            f" moment ({worst}) they hold {shown(total)}{of}."
         )
     return found
+
+
+def _parts(lines: Sequence[Line], device: Device, moment: str) -> list[str]:
+    """What a device holds at a moment, and how much of it lies outside the shared memory; nothing where it holds
+    nothing."""
+    held = sum(tenths(line.bytes) for line in lines if line.device == device.index and moment in line.held)
+    own = min(held, tenths(device.private_bytes))
+    away = f" - {shown(own)} of it in the carve-out, which does not count here" if own else ""
+    return [f"{shown(held)} on device {device.index}{away}"] if held else []
 
 
 def _shared(lines: Sequence[Line], device: Device, moment: str) -> int:

@@ -81,6 +81,8 @@ def test_another_mix_is_another_file(told: SimpleNamespace) -> None:
     assert lines[at + 1] == "  homeserve up MODEL --max-running 16"
     other = report(replace(told.refusal, nearest={"quant": "Q2_K"}), told.host, (), ASKED)
     assert "  It needs a Q2_K file of models/dense-27b.gguf." in other
+    other = report(replace(told.refusal, nearest={"quant": "IQ2_XS"}), told.host, (), ASKED)
+    assert "  It needs an IQ2_XS file of models/dense-27b.gguf." in other
 
 
 def test_a_pool_that_nobody_asked_for_binds_nothing(told: SimpleNamespace) -> None:
