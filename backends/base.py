@@ -92,12 +92,11 @@ class Rope:
 
 @dataclass(frozen=True)
 class EmbedRows:
-    """out[r] = scale * table[tokens[r]][first : first + out.width]"""
+    """out[r] = scale * table[tokens[r]]"""
 
     table: Weight
     out: Buffer
     scale: float = 1.0
-    first: int = 0
 
 
 @dataclass(frozen=True)

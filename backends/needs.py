@@ -1,7 +1,6 @@
 """What an op list needs, in the words of a capability table: pairs of an op's name and a type.
 
 EmbedRows, Linear          x  the weight's type
-EmbedRows                  x  columns                    (some of a table's columns)
 Norm, Bias, Scale          x  the weight's type          (Bias is that of a Linear)
 RopeStore, Attention       x  the KV pool's type
 RopeStore                  x  shared rows                (a layer that reads what another one stored)
@@ -63,8 +62,6 @@ def _of(op: Op, weights: Mapping[str, TensorView], kv: KvPool) -> Iterable[Need]
     match op:
         case EmbedRows(table=table):
             yield "EmbedRows", weights[table.name].type.name
-            if op.out.width != table.cols:
-                yield "EmbedRows", "columns"
         case Norm(weight=weight) | Scale(weight=weight):
             yield type(op).__name__, weights[weight.name].type.name
         case Linear(parts=parts):

@@ -106,7 +106,6 @@ def capability_table(*, has_gguf: bool) -> tuple[Capability, ...]:
     entries += [Capability("Experts", f"routing {func}", True) for func in ROUTINGS]
     entries += [Capability("Attention", feature, True) for feature in ("softcap", "sinks", "gated")]
     entries += [Capability("RopeStore", "shared rows", True), Capability("HeadNorm", "none", True)]
-    entries += [Capability("EmbedRows", "columns", True)]
     entries += [Capability(op, "F32", True) for op in ("AddGated", "Softcap", "SelectRows", "DeltaNet")]
     return tuple(entries)
 

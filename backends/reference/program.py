@@ -108,8 +108,7 @@ class ReferenceProgram:
     def _run_op(self, op: Op, batch: Batch, buffers: Buffers) -> None:
         match op:
             case EmbedRows():
-                rows = self.weights[op.table.name][batch.tokens, op.first : op.first + op.out.width]
-                buffers[op.out.name] = rows * self.dtype.type(op.scale)
+                buffers[op.out.name] = self.weights[op.table.name][batch.tokens] * self.dtype.type(op.scale)
             case Norm():
                 if op.add is not None:
                     buffers[op.src.name] = buffers[op.src.name] + buffers[op.add.name]

@@ -148,7 +148,7 @@ def declared_facts(
             facts["expert_biases"] = (stage.gate_bias, stage.up_bias, stage.down_bias)
             facts["router_bias"] = stage.router_bias
         case TokenInput():
-            facts |= {name: getattr(stage, name) for name in ("width", "columns", "first", "projection_eps")}
+            facts |= {name: getattr(stage, name) for name in ("width", "first", "projection_eps")}
             facts |= {"activation": stage.activation.value, "biases": (False,) * 3}
     return facts
 
@@ -169,6 +169,11 @@ def built_facts(ops: Sequence[Op]) -> list[Facts]:
     return [_stage_facts(ops[start:end]) for start, end in zip(starts, ends, strict=True)]
 
 
+def _first_column(part: str) -> int:
+    """Of a part of a table, by its name `TENSOR[,first:end]`."""
+    return int(part.rpartition("[,")[2].partition(":")[0] or -1)
+
+
 def _starts_a_stage(op: Op) -> bool:
     return isinstance(op, Norm | Linear) and op.src.name == ("x" if isinstance(op, Norm) else "embedded")
 
@@ -182,8 +187,8 @@ def _stage_facts(ops: Sequence[Op]) -> Facts:
         match op:
             case Scale():
                 facts["scales_residual"] = True
-            case EmbedRows(table=table, first=first, out=out):
-                facts |= {"columns": table.cols, "first": first, "width": out.width}
+            case EmbedRows(table=table):
+                facts |= {"width": table.cols, "first": _first_column(table.name)}
             case GatedActivation(kind=kind) if by_token:
                 facts["activation"] = kind
             case Norm(src=src, eps=eps) if src.name == "update":

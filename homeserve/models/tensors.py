@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from backends.base import TensorView, Weight
-from homeserve.errors import CheckpointError
+from homeserve.checkpoint.safetensors_forms import MadeView
+from homeserve.errors import CheckpointError, UnsupportedModel
 
 SOURCE = "model"
 """Stands where an error names a file: a tensor may come from any part of a split model."""
@@ -23,7 +24,7 @@ class TensorSource:
     """Hands out weights and remembers which tensors were taken.
 
     `taken` maps the name of every `Weight` handed out to its bytes. A row range of a fused tensor gets the name
-    `TENSOR[first:end]`, gathered rows `TENSOR[part]`.
+    `TENSOR[first:end]`, columns `TENSOR[,first:end]`, gathered rows `TENSOR[part]`.
     """
 
     tensors: Mapping[str, TensorView]
@@ -64,12 +65,28 @@ class TensorSource:
         self.taken[name] = replace(view, rows=1, cols=rows * cols)
         return Weight(name, 1, rows * cols)
 
-    def take_reordered(self, name: str, part: str, order: Sequence[int], rows: int, cols: int) -> Weight:
-        """The rows `order` of a tensor that must be `[rows, cols]`, as `TENSOR[part]`: a copy, in memory."""
+    def take_columns(self, name: str, first: int, end: int, rows: int, cols: int) -> Weight:
+        """Columns first..end of a tensor that must be `[rows, cols]`, as `TENSOR[,first:end]`: made when it is read, so
+        that a large table is copied part by part. They must be whole blocks."""
         whole = self.checked(name, rows, cols)
-        packed = whole.data.reshape(rows, whole.type.row_bytes(cols))[list(order)].reshape(-1)
+        if first % whole.type.block_len or end % whole.type.block_len:
+            raise UnsupportedModel(
+                f"{name} is of type {whole.type.name}: columns {first} to {end} are no whole blocks of it", field=name
+            )
+        start, stop = whole.type.row_bytes(first), whole.type.row_bytes(end)
+        part = f"{name}[,{first}:{end}]"
+        self.taken[part] = MadeView(
+            part, whole.type, rows, end - first, lambda: whole.data.reshape(rows, -1)[:, start:stop].reshape(-1)
+        )
+        return Weight(part, rows, end - first)
+
+    def take_reordered(self, name: str, part: str, order: Sequence[int], rows: int, cols: int) -> Weight:
+        """The rows `order` of a tensor that must be `[rows, cols]`, as `TENSOR[part]`: made when it is read."""
+        whole = self.checked(name, rows, cols)
         label = f"{name}[{part}]"
-        self.taken[label] = replace(whole, name=label, rows=len(order), data=packed)
+        self.taken[label] = MadeView(
+            label, whole.type, len(order), cols, lambda: whole.data.reshape(rows, -1)[list(order)].reshape(-1)
+        )
         return Weight(label, len(order), cols)
 
     def checked(self, name: str, rows: int, cols: int) -> TensorView:

@@ -275,13 +275,17 @@ MISMATCHES: list[tuple[str, type, Change, str]] = [
     ("qwen35", DeltaNet, lambda op: replace(op, tiled=False), "(delta-net): tiled is declared True, built False"),
     ("qwen35", DeltaNet, lambda op: replace(op, value_heads=2), "value_heads is declared 4, built 2"),
     ("gemma4", Scale, lambda op: AddGated(op.src, op.src), "scales_residual is declared True, built False"),
-    ("gemma4", EmbedRows, lambda op: replace(op, first=0), "(token-input): first is declared 24, built 0"),
+    ("gemma4", EmbedRows, lambda op: _of_columns(op, "[,0:8]"), "(token-input): first is declared 24, built 0"),
     ("gemma4", RopeStore, lambda op: replace(op, v_norm=False), "v_norm is declared True, built False"),
     ("qwen2moe", AddGated, lambda op: replace(op, gate=None), "shared is declared SharedExpert(width=40, gated=True)"),
     ("qwen2moe", Experts, lambda op: _rerouted(op, normalise=True), "normalise is declared False, built True"),
     ("qwen3moe", Experts, lambda op: _rerouted(op, used=1), "used is declared 2, built 1"),
     ("qwen3moe", Experts, lambda op: _rerouted(op, func="sigmoid"), "func is declared 'softmax', built 'sigmoid'"),
 ]
+
+
+def _of_columns(op: EmbedRows, part: str) -> Op:
+    return replace(op, table=replace(op.table, name=op.table.name.partition("[")[0] + part))
 
 
 def _rerouted(op: Experts, **changes: Any) -> Op:

@@ -20,7 +20,6 @@ from backends.base import (
     Batch,
     Buffer,
     DeltaNet,
-    EmbedRows,
     ExpertMatrix,
     Experts,
     GatedActivation,
@@ -480,11 +479,3 @@ def test_scale_multiplies_a_buffer_by_one_weight() -> None:
     ops = [Scale(x, Weight("s", 1, 1))]
     got = bound(ops, {"s": np.array([0.75])}).run_from(batch((0, 0, 3)), {"x": given})["x"]
     assert np.array_equal(got, given * 0.75)
-
-
-def test_embedding_takes_the_columns_that_are_asked_for() -> None:
-    table = normal(50, 12)
-    ops = [EmbedRows(Weight("t", 50, 12), Buffer("x", 4), scale=2.0, first=8)]
-    made = batch((0, 0, 3))
-    got = bound(ops, {"t": table}).run_from(made, {})["x"]
-    assert np.array_equal(got, 2.0 * table[made.tokens, 8:12])
