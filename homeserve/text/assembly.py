@@ -88,6 +88,7 @@ def _text_level(vocabulary: Vocabulary) -> Library:
     ids = _ids(vocabulary)
     merges = _rebuilt_merges(vocabulary, ids) if vocabulary.model == "llama" else _stored_merges(vocabulary)
     unknown = None if vocabulary.unk_id is None else vocabulary.tokens[vocabulary.unk_id]
+    unknown = unknown if unknown in ids else None
     model = models.BPE(ids, merges, byte_fallback=True, fuse_unk=True, unk_token=unknown)
     library = Library(model)
     steps: list[normalizers.Normalizer] = [normalizers.Replace(" ", SPACE)]
@@ -128,6 +129,9 @@ def _word_piece(vocabulary: Vocabulary) -> Library:
         elif token:
             ids[token] = index
     unknown = "[UNK]" if vocabulary.unk_id is None else vocabulary.tokens[vocabulary.unk_id]
+    if unknown not in ids:
+        what = f"names {unknown[:80]!r}, which is no token of its own"
+        raise InvalidModelFile(vocabulary.path, "key 'tokenizer.ggml.unknown_token_id'", what)
     library = Library(models.WordPiece(ids, unk_token=unknown))
     forms = vocabulary.forms
     library.normalizer = normalizers.BertNormalizer(

@@ -38,14 +38,19 @@ def test_damaged_files_open_or_are_refused_by_name(tmp_path: Path, capsys: pytes
     children = [child(SEED, str(first), str(share), str(tmp_path)) for first in range(0, INPUTS, share)]
     outcomes: collections.Counter[str] = collections.Counter()
     peak_kib = 0
-    for number, process in enumerate(children):
-        told, errors = process.communicate()
-        at = tmp_path / f"at-{number * share}"
-        where = f"seed {SEED}, input {at.read_text() if at.exists() else 'none'}"
-        assert process.returncode == 0, f"{where}: exit {process.returncode}\n{told}\n{errors[-4000:]}"
-        report = json.loads(told.splitlines()[-1])
-        outcomes.update(report["outcomes"])
-        peak_kib = max(peak_kib, report["peak_kib"])
+    try:
+        for number, process in enumerate(children):
+            told, errors = process.communicate()
+            at = tmp_path / f"at-{number * share}"
+            where = f"seed {SEED}, input {at.read_text() if at.exists() else 'none'}"
+            assert process.returncode == 0, f"{where}: exit {process.returncode}\n{told}\n{errors[-4000:]}"
+            report = json.loads(told.splitlines()[-1])
+            outcomes.update(report["outcomes"])
+            peak_kib = max(peak_kib, report["peak_kib"])
+    finally:
+        for process in children:
+            process.kill()
+            process.communicate()
     with capsys.disabled():
         print(f"\n{sum(outcomes.values())} inputs of seed {SEED}: {dict(outcomes)}, peak {peak_kib >> 10} MiB")
     assert sum(outcomes.values()) == INPUTS

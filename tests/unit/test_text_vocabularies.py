@@ -141,6 +141,13 @@ def test_a_unigram_model_needs_its_unknown_token() -> None:
         Tokenizer.from_checkpoint(Source(keys_of("xlm-roberta", unknown_token_id=0xFFFFFFFF)))
 
 
+def test_a_word_piece_model_needs_its_unknown_token() -> None:
+    for changes in ({"unknown_token_id": 0xFFFFFFFF, "tokens": ["a", "b"], "types": [1, 1]}, {"unknown_token_id": 99}):
+        with pytest.raises(InvalidModelFile, match=r"unknown_token_id.*no token of its own"):
+            more = {"cls_token_id": None, "seperator_token_id": None} if "tokens" in changes else {}
+            Tokenizer.from_checkpoint(Source(keys_of("bert-bge", **changes, **more)))
+
+
 # ------------------------------------------------------------------------------------------------- the character table
 
 
