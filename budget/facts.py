@@ -231,6 +231,10 @@ class ModelShape:
     vision_bytes: int = 0
     other_bytes: int = 0
     """The final norm, and tensors of the checkpoint that no layer declares."""
+    row_elements: int = 0
+    """Floats of buffers and scratch for one row of a plan on the CPU; 0: estimated from the widths above."""
+    partial_elements: int = 0
+    """Floats of one partial result of a split attention; 0: estimated."""
 
     @property
     def weights_bytes(self) -> int:

@@ -103,19 +103,28 @@ def workspace_bytes(
     no logits.
     """
     context = context or shape.context
-    hidden, mixer, ffn = shape.hidden, shape.mixer_width, shape.ffn
-    q_width, group, head_dim = _attention_of(shape)
-    # x, update, normed; q, k, v and the mixed heads; gate, up and their product.
-    wide = 3 * _padded(hidden) + mixer + q_width + 3 * _padded(ffn)
-    total = wide * rows * _FLOAT
+    total = (shape.row_elements or _row_elements(shape)) * rows * _FLOAT
     if head:
-        total += (2 * _padded(hidden) + _padded(shape.vocab)) * logit_rows * _FLOAT
-    columns, block = _ACTIVATION_BLOCK
-    total += rows * (max(hidden, q_width, ffn) // columns) * block
+        total += (2 * _padded(shape.hidden) + _padded(shape.vocab)) * logit_rows * _FLOAT
     partitions = _parts(_parts(context, PAGE), _PARTITION_PAGES)
-    total += _SPLIT_ITEMS * threads * partitions * group * (16 + _padded(head_dim)) * _FLOAT
-    tiles, rope = 2 * rows * _FLOAT, rows * head_dim * _FLOAT + head_dim // 2 * 8
-    return total + tiles + rope
+    total += _SPLIT_ITEMS * threads * partitions * (shape.partial_elements or _partial_elements(shape)) * _FLOAT
+    tiles, frequencies = 2 * rows * _FLOAT, _attention_of(shape)[2] // 2 * 8
+    return total + tiles + frequencies
+
+
+def _row_elements(shape: ModelShape) -> int:
+    """An estimate where declarations do not tell: x, update, normed; q, k, v and the mixed heads; gate, up and their
+    product; the rotations; and the quantised input of the widest projection."""
+    hidden, mixer, ffn = shape.hidden, shape.mixer_width, shape.ffn
+    q_width, _, head_dim = _attention_of(shape)
+    columns, block = _ACTIVATION_BLOCK
+    quantised = max(hidden, q_width, ffn) // columns * block // _FLOAT
+    return 3 * _padded(hidden) + mixer + q_width + 3 * _padded(ffn) + head_dim + quantised
+
+
+def _partial_elements(shape: ModelShape) -> int:
+    _, group, head_dim = _attention_of(shape)
+    return group * (16 + _padded(head_dim))
 
 
 def _attention_of(shape: ModelShape) -> tuple[int, int, int]:

@@ -16,6 +16,7 @@ from budget.facts import KvShape, LayerShape, ModelShape
 from homeserve.models.config import OUTPUT, OUTPUT_BIAS, TOKEN_EMBD, ModelConfig, settle
 from homeserve.models.family import Family
 from homeserve.models.stages import Attention, Dense, Experts, GatedDeltaNet, Stage
+from homeserve.models.widths import partial_elements, row_elements
 
 
 def shape_of(
@@ -60,6 +61,8 @@ def shape_of(
         ),
         nextn_bytes=joining,
         other_bytes=_bytes(tensors.values()) - counted,
+        row_elements=row_elements(config.hidden, zip(trunk, parts, strict=False)),
+        partial_elements=partial_elements(stage for stages in trunk for stage in stages),
     )
 
 

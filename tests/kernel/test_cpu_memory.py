@@ -11,7 +11,8 @@ import kernel_rig as rig
 import numpy as np
 import pytest
 
-from backends.base import KvLayer, KvPool, Limits, RopeStore
+from backends.base import KvLayer, KvPool, Limits, RopeStore, StatePool
+from backends.cpu.delta import slot_bytes
 from backends.cpu.memory import Mapping, floats_at
 from backends.cpu.record import Plan
 from backends.quant import QuantType
@@ -21,6 +22,7 @@ from homeserve.models.bind import bind
 from homeserve.models.registry import family
 from homeserve.models.shape import shape_of
 
+TINY = Path(__file__).parents[1] / "data" / "tiny"
 HUGE = 2 << 20
 PAGE = 4096
 
@@ -70,15 +72,14 @@ def test_a_commit_that_the_system_refuses_is_an_error_with_arithmetic() -> None:
     mapping.close()
 
 
-@pytest.mark.parametrize("name", ["llama", "llama3rope", "mistral"])
+@pytest.mark.parametrize("name", sorted(path.name.removesuffix(".f32.gguf") for path in TINY.glob("*.f32.gguf")))
 @pytest.mark.parametrize(
     ("rows", "logit_rows", "threads", "pages"), [(272, 48, 2, 32), (17, 1, 8, 4), (64, 64, 1, 1000)]
 )
 def test_the_budget_foresees_what_a_program_maps(
     name: str, rows: int, logit_rows: int, threads: int, pages: int
 ) -> None:
-    path = str(Path(__file__).parents[1] / "data" / "tiny" / f"{name}.f32.gguf")
-    opened = checkpoint.open(path)
+    opened = checkpoint.open(str(TINY / f"{name}.f32.gguf"))
     try:
         declared = family(opened.arch)
         config = declared.config_from(opened.metadata)
@@ -86,10 +87,18 @@ def test_the_budget_foresees_what_a_program_maps(
         shape = shape_of(declared, config, opened.tensors, name=name, quant="F32")
         kv = KvPool(bound.kv_layers, 64, QuantType.F16)
         library = rig.backend(rig.native_levels()[0]).library
-        plan = Plan(library, bound.ops, bound.weights, kv, Limits(rows, logit_rows, 4, pages), threads)
+        states = StatePool(bound.state_layers, 5)
+        plan = Plan(library, bound.ops, bound.weights, kv, Limits(rows, logit_rows, 4, pages), threads, states)
         foreseen = host_lines.workspace_bytes(shape, rows, logit_rows, threads, pages * 16)
-        assert abs(plan.workspace.size - foreseen) < 64 * 24, "but for what aligning each buffer costs"
-        assert 0 <= host_lines.packed_bytes(shape) - plan.weights.size < 4096
+        foreseen += 2 * 4 * rows if states.layers else 0
+        assert abs(plan.workspace.size - foreseen) < 64 * 50, "but for what aligning each buffer costs"
+        # Drafting blocks are counted and not run; matrices of these small models often end within a group of 16 rows.
+        drafting = sum(layer.bytes for layer in shape.nextn) + shape.nextn_bytes
+        filling = sum(stored.size - stored.source_bytes for stored in plan.stored.values())
+        held = host_lines.packed_bytes(shape) - drafting + filling
+        difference = plan.weights.size - held  # factors of a rope are counted and become part of its frequencies
+        assert -64 <= difference < 64 * len(plan.stored), "but for what aligning each weight costs"
+        assert slot_bytes(states) == shape.state_bytes_per_request()
     finally:
         opened.close()
 

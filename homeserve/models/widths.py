@@ -1,0 +1,102 @@
+"""What one row of a plan takes on the host: activation buffers and scratch, from declarations alone.
+
+The sums are those of the CPU backend's recorder, to the float: buffers of one name and width are one buffer whichever
+layers use it, each padded to 16 floats; scratch is that of the stage that needs most.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from backends.base import TensorView
+from homeserve.models.stages import Attention, Dense, Experts, GatedDeltaNet, RopeFacts, Stage, TokenInput
+
+_LANES = 16
+_BLOCK_COLUMNS = 32
+_BLOCK_FLOATS = 20
+"""Columns of a block of quantised activations, and its size in floats."""
+
+Layer = tuple[Iterable[Stage], Mapping[str, TensorView]]
+
+
+def row_elements(hidden: int, layers: Iterable[Layer]) -> int:
+    """Floats for one row, whether or not its logits are wanted. `layers` are stages with their tensors by role."""
+    buffers = {("x", hidden), ("update", hidden), ("normed", hidden)}
+    quantised, convolved, experts = hidden, 0, 0
+    ropes: set[RopeFacts] = set()
+    for stages, present in layers:
+        for stage in stages:
+            made = dict(_buffers(stage, hidden))
+            buffers |= set(made.items())
+            quantised = max(quantised, *(made.get(name, 0) for name in _MULTIPLIED))
+            match stage:
+                case Attention(rope=RopeFacts() as rope):
+                    ropes.add(rope)
+                case GatedDeltaNet():
+                    convolved = max(convolved, _convolved(stage))
+                case Experts():
+                    experts = max(experts, _experts(stage, hidden, present))
+                case _:
+                    pass
+    total = sum(_padded(width) for _, width in buffers) + _blocks(quantised) + sum(rope.dims for rope in ropes)
+    return total + convolved + experts
+
+
+def partial_elements(stages: Iterable[Stage]) -> int:
+    """Floats of one partial result of a split attention, of the stage with the largest: the query heads of a KV head,
+    each with its sums and its mixed values."""
+    attentions = [stage for stage in stages if isinstance(stage, Attention)]
+    return max((each.heads // each.kv_heads * (16 + _padded(each.head_dim)) for each in attentions), default=0)
+
+
+_MULTIPLIED = frozenset({"mixed", "delta_out", "act", "shared_act", "token_act"})
+"""Buffers that a projection reads."""
+
+
+def _buffers(stage: Stage, hidden: int) -> Iterable[tuple[str, int]]:
+    match stage:
+        case Attention():
+            yield "q", stage.heads * stage.q_step
+            yield "mixed", stage.heads * stage.head_dim
+            if stage.kv_source is None:
+                yield from ((name, stage.kv_heads * stage.head_dim) for name in ("k", "v"))
+        case GatedDeltaNet():
+            values = stage.value_heads * stage.value_dim
+            yield "delta_in", stage.channels
+            yield from ((name, values) for name in ("delta_z", "delta_out"))
+            yield from ((name, stage.value_heads) for name in ("delta_beta", "delta_alpha"))
+        case Dense():
+            yield from ((name, stage.width) for name in ("gate", "up", "act"))
+        case Experts():
+            yield "router", stage.count
+            if stage.shared is not None:
+                yield "shared_out", hidden
+                yield from ((name, stage.shared.width) for name in ("shared_gate", "shared_up", "shared_act"))
+                if stage.shared.gated:
+                    yield "shared_logit", 1
+        case TokenInput():
+            yield "embedded", hidden
+            yield from ((f"token_{name}", stage.width) for name in ("mixed", "told", "gate", "act"))
+
+
+def _convolved(stage: GatedDeltaNet) -> int:
+    """q, k and v of each head after the convolution, and two gates for each value head."""
+    keys, values = 2 * stage.key_heads * _padded(stage.key_dim), stage.value_heads * _padded(stage.value_dim)
+    return keys + values + _padded(2 * stage.value_heads)
+
+
+def _experts(stage: Experts, hidden: int, present: Mapping[str, TensorView]) -> int:
+    """Scores, the choice, and what the chosen experts make of the row."""
+    inner, down = _padded(stage.width), present.get("ffn_down_exps")
+    packed = _blocks(stage.width) if down is not None and down.type.block_len > 1 else 0
+    return stage.count + stage.used * (4 + inner + max(inner, _padded(hidden)) + packed)
+
+
+def _blocks(columns: int) -> int:
+    return columns // _BLOCK_COLUMNS * _BLOCK_FLOATS
+
+
+def _padded(width: int) -> int:
+    return -(-width // _LANES) * _LANES
