@@ -68,6 +68,8 @@ def metadata_from(path: str, config: Mapping[str, object], rules: FamilyRules, d
         keys["ssm.inner_size"] = _whole(keys, "ssm.time_step_rank") * fields.count("linear_value_head_dim", 128)
     keys |= _rope(fields, rules, metadata)
     keys |= _layer_types(fields, rules, _whole(keys, "block_count"), drafts)
+    if rules.wide_heads:
+        keys |= _wide_heads(fields, rules, keys)
     if drafts:
         keys["block_count"] = _whole(keys, "block_count") + drafts
         keys["nextn_predict_layers"] = drafts
@@ -76,7 +78,7 @@ def metadata_from(path: str, config: Mapping[str, object], rules: FamilyRules, d
 
 def trunk_layers(path: str, config: Mapping[str, object], rules: FamilyRules) -> int:
     """Layers before any drafting block. Raises InvalidModelFile."""
-    row = next(row for row in rules.rows if row.key == "block_count")
+    row = next(row for row in reversed(rules.rows) if row.key == "block_count")
     value = _value(_Fields(path, config), row)
     assert isinstance(value, int), "every family has a block_count"
     if value > LAYERS_MAX:
@@ -96,10 +98,12 @@ def _value(fields: _Fields, row: Row) -> object:
     match row.kind:
         case Kind.FLAG:
             return fields.flag(name, row.default is True)
+        case Kind.SOME if fields.values.get(name) in (0, None):
+            return row.default if name not in fields.values else None
         case Kind.CAP if name in fields.values and fields.values[name] is None:
             return 0.0
     required = row.required and row.default is None
-    value = fields.number(name, required, row.kind is not Kind.WHOLE)
+    value = fields.number(name, required, row.kind not in (Kind.WHOLE, Kind.SOME))
     value = row.default if value is None else value
     if row.kind is Kind.ROOT and value is not None:
         return 1.0 / math.sqrt(value)
@@ -127,11 +131,73 @@ def _layer_types(fields: _Fields, rules: FamilyRules, layers: int, drafts: int) 
     return {types.key: [each == types.true for each in listed] + [False] * drafts}
 
 
+def _wide_heads(fields: _Fields, rules: FamilyRules, keys: Mapping[str, object]) -> dict[str, object]:
+    """Widths of heads, kv heads and feed-forward where these differ between layers."""
+    pattern, width = keys["attention.sliding_window_pattern"], _whole(keys, "attention.key_length")
+    assert isinstance(pattern, list), "made by _layer_types"
+    wide = _wide_head_dim(fields, rules)
+    few = fields.number("num_global_key_value_heads", False, False) if fields.flag("attention_k_eq_v", False) else None
+    own = {layer: each.number("num_key_value_heads", False, False) for layer, each in _per_layer(fields).items()}
+    usual = _whole(keys, "attention.head_count_kv")
+    kv_heads = [usual if windowed else own.get(i) or few or usual for i, windowed in enumerate(pattern)]
+    shared = keys.get("attention.shared_kv_layers")
+    found: dict[str, object] = {
+        "attention.key_length": wide,
+        "attention.value_length": wide,
+        "attention.key_length_swa": width,
+        "attention.value_length_swa": width,
+        "rope.dimension_count": wide,
+        "rope.dimension_count_swa": width,
+        "attention.head_count_kv": kv_heads,
+    }
+    if fields.flag("use_double_wide_mlp", False) and isinstance(shared, int):
+        ffn = _whole(keys, "feed_forward_length")
+        found["feed_forward_length"] = [ffn * (1 + (i >= len(pattern) - shared)) for i in range(len(pattern))]
+    return found
+
+
+def _per_layer(fields: _Fields) -> dict[int, _Fields]:
+    """What `per_layer_config` says of single layers. Raises where it says what is not known here."""
+    found = {}
+    for layer, values in (fields.group("per_layer_config") or {}).items():
+        each = _Fields(fields.path, values if isinstance(values, dict) else {}, f"per_layer_config.{layer}.")
+        strange = sorted(each.values.keys() - {"head_dim", "num_key_value_heads"})
+        if not layer.isdecimal() or not isinstance(values, dict) or strange:
+            raise fields.error(f"per_layer_config.{layer}", f"is {values!r}; supported: head_dim, num_key_value_heads")
+        found[int(layer)] = each
+    return found
+
+
+def _wide_head_dim(fields: _Fields, rules: FamilyRules) -> int:
+    widths = {each.count("head_dim", rules.wide_heads) for each in _per_layer(fields).values()}
+    if len(widths) > 1:
+        raise fields.error("per_layer_config", f"has heads of {len(widths)} widths, one is supported")
+    return widths.pop() if widths else fields.count("global_head_dim", rules.wide_heads)
+
+
 # -------------------------------------------------------------------------------------------------------------- rope
+
+
+def rope_factors(path: str, config: Mapping[str, object], rules: FamilyRules) -> list[float] | None:
+    """What the frequencies of a wide head's pairs are divided by: so much, for those that stand still, that nothing is
+    left. None where the family has no such heads. Raises InvalidModelFile."""
+    if not rules.wide_heads:
+        return None
+    fields = _Fields(path, config)
+    by_type = _Fields(path, fields.group("rope_parameters") or {}, "rope_parameters.")
+    full = _Fields(path, by_type.group("full_attention") or {}, "rope_parameters.full_attention.")
+    share = full.number("partial_rotary_factor", False, True) or rules.rope_dims
+    pairs = _wide_head_dim(fields, rules) // 2
+    if not 0 < share <= 1:
+        raise full.error("partial_rotary_factor", f"is {share}: no part of a head")
+    turned = int(pairs * share)
+    return [1.0] * turned + [1e30] * (pairs - turned)
 
 
 def _rope_dims(fields: _Fields, rules: FamilyRules, head_dim: int) -> int:
     """How many dims of a head turn."""
+    if rules.wide_heads:
+        return head_dim
     group = fields.group("rope_parameters") or {}
     share = _Fields(fields.path, group, "rope_parameters.").number("partial_rotary_factor", False, True)
     share = share or fields.number("partial_rotary_factor", False, True) or rules.rope_dims
@@ -159,6 +225,8 @@ def _rope(fields: _Fields, rules: FamilyRules, metadata: dict[str, object]) -> d
     kind = merged.values.get("rope_type", merged.values.get("type")) or "default"
     match kind:
         case "default":
+            return keys
+        case "proportional" if rules.wide_heads:
             return keys
         case "linear":
             factor = merged.number("factor", True, True)

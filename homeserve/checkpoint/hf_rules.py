@@ -16,6 +16,8 @@ class Kind(Enum):
     """A positive number."""
     CAP = auto()
     """A positive number; null means none, which GGUF says as 0."""
+    SOME = auto()
+    """A positive whole number; 0 and null mean that there is nothing."""
     FLAG = auto()
     ROOT = auto()
     """A positive number; GGUF has 1 / sqrt of it."""
@@ -89,11 +91,15 @@ class LayerTypes:
 class FamilyRules:
     """How one `model_type` is translated.
 
+    rows                     of two for one key the later one counts
     tensors, layer_tensors   names without `.weight` / `.bias` -> GGUF's, likewise
     bare                     names that have no such suffix, in a layer -> where they go
     plus_one                 GGUF roles whose weights a folder stores less one
     must_equal               settings that may only have the values given (None stands for absent or null)
     rope_dims                share of a head that rope turns where a config does not say it
+    wide_heads               width of a head in layers that see everything, where windowed ones have another; these turn
+                             the first `rope_dims` of their pairs alone, and a `use_double_wide_mlp` doubles the
+                             feed-forward of layers that share the K and V of others
     rope_swa_base            base of rope in layers with a window, where these have their own
     experts                  name in a layer of one expert's tensors, `*` for its number -> GGUF's stack
     ignored                  ends of names that carry nothing
@@ -114,6 +120,7 @@ class FamilyRules:
     rope_base: float = 10000.0
     rope_dims: float = 1.0
     rope_swa_base: float = 0.0
+    wide_heads: int = 0
     delta: bool = False
     experts: Names = field(default_factory=dict)
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)

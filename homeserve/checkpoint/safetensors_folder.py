@@ -20,7 +20,7 @@ from backends.base import TensorView
 from homeserve.checkpoint import hf_config, hf_names, safetensors_header
 from homeserve.checkpoint.hf_names import Piece
 from homeserve.checkpoint.hf_rules import BlockedPlace, FamilyRules
-from homeserve.checkpoint.safetensors_forms import Stored, blocked, formed, stacked
+from homeserve.checkpoint.safetensors_forms import Stored, blocked, formed, stacked, vector
 from homeserve.checkpoint.safetensors_header import SafetensorsFile
 from homeserve.checkpoint.view import Checkpoint, TokenizerSource, quant_label
 from homeserve.errors import InvalidModelFile, ModelError
@@ -41,6 +41,7 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str] = {}
 
 
+_ROPE_FREQS = "rope_freqs.weight"
 _END_IDS = "tokenizer.homeserve.end_token_ids"
 
 
@@ -55,6 +56,9 @@ def open_folder(path: str, families: Mapping[str, FamilyRules]) -> Checkpoint:
     files, tensors, drafts = _tensors(path, config, rules, layers, wrapped=config is not whole)
     try:
         metadata = hf_config.metadata_from(config_path, config, rules, drafts)
+        factors = hf_config.rope_factors(config_path, config, rules)
+        if factors is not None:
+            tensors[_ROPE_FREQS] = vector(_ROPE_FREQS, factors)
         return _checkpoint(path, config, rules, metadata, files, tensors)
     except ModelError:
         _close(files)

@@ -76,6 +76,11 @@ def formed(name: str, stored: Stored, form: Form) -> TensorView:
             return _transposed(name, stored, 0 if form is Form.EVEN_COLS_TRANSPOSED else 1, 2)
 
 
+def vector(name: str, values: Sequence[float]) -> TensorView:
+    """A tensor that a folder does not store at all."""
+    return TensorView(name, QuantType.F32, 1, len(values), _bytes(np.array(values, np.float32)))
+
+
 def stacked(name: str, experts: Sequence[TensorView]) -> TensorView:
     """Matrices of one type and shape as one tensor, made on access. Raises ValueError where they differ."""
     first = experts[0]

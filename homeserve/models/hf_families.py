@@ -254,6 +254,37 @@ _GEMMA2 = replace(
     rope_swa_base=0.0,
 )
 
+_GEMMA4 = replace(
+    _GEMMA3,
+    arch="gemma4",
+    rows=(
+        *(row for row in _GEMMA_ROWS if row.key != "attention.scale"),
+        Row("block_count", "num_hidden_layers", default=30),
+        Row("attention.sliding_window", "sliding_window", default=512),
+        Row("vocab_size", "vocab_size", default=262144),
+        Row("final_logit_softcapping", "final_logit_softcapping", Kind.CAP, required=False),
+        Row("attention.shared_kv_layers", "num_kv_shared_layers", Kind.SOME, required=False),
+        Row("embedding_length_per_layer_input", "hidden_size_per_layer_input", Kind.SOME, default=256),
+    ),
+    tensors={
+        **_TENSORS,
+        "model.embed_tokens_per_layer": "per_layer_token_embd",
+        "model.per_layer_model_projection": "per_layer_model_proj",
+        "model.per_layer_projection_norm": "per_layer_proj_norm",
+    },
+    layer_tensors={
+        **_GEMMA3.layer_tensors,
+        "per_layer_input_gate": "inp_gate",
+        "per_layer_projection": "proj",
+        "post_per_layer_input_norm": "post_norm",
+    },
+    bare={"layer_scalar": (Place("layer_output_scale.weight"),)},
+    must_equal={**_GELU, "enable_moe_block": (False, None)},
+    plus_one=frozenset(),
+    rope_dims=0.25,
+    wide_heads=512,
+)
+
 # ----------------------------------------------------------------------------------------------------------- gpt-oss
 
 _GPT_OSS = FamilyRules(
@@ -307,6 +338,8 @@ FAMILIES: Mapping[str, FamilyRules] = {
     "gemma2": _GEMMA2,
     "gemma3": _GEMMA3,
     "gemma3_text": _GEMMA3,
+    "gemma4": _GEMMA4,
+    "gemma4_text": _GEMMA4,
     "gpt_oss": _GPT_OSS,
     "llama": _LLAMA,
     "mistral": _LLAMA,

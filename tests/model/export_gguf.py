@@ -20,6 +20,7 @@ from safetensors import safe_open
 ARCHS = {
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "gpt_oss": "gpt-oss",
     "llama": "llama",
     "mistral": "llama",
@@ -32,7 +33,7 @@ ARCHS = {
     "qwen3_next": "qwen3next",
 }
 PLUS_ONE = ("gemma2", "gemma3", "qwen35", "qwen35moe", "qwen3next")
-OUTPUT_NORMS = ("gemma2", "gemma3")
+OUTPUT_NORMS = ("gemma2", "gemma3", "gemma4")
 LATE_NORM = ("gpt-oss", "qwen35", "qwen35moe", "qwen3next")
 """Whose norm before the feed-forward is called post_attention_norm."""
 NAMES = {
@@ -51,6 +52,17 @@ NAMES = {
     "linear_attn.conv1d": "ssm_conv1d",
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+}
+OUTSIDE = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
 }
 PATTERNS = (
     (r"self_attn\.([qkv])_proj", r"attn_\1"),
@@ -124,7 +136,32 @@ def _metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
         keys["attention.sliding_window_pattern"] = [each == "sliding_attention" for each in types]
     if "linear_attention" in types:
         keys |= _delta_metadata(config, types)
-    return {k: v for k, v in (keys | _rope_metadata(config, arch, head_dim)).items() if v is not None}
+    keys |= _rope_metadata(config, arch, head_dim)
+    if arch == "gemma4":
+        keys |= _gemma4_metadata(config, types)
+    return {key: value for key, value in keys.items() if value is not None}
+
+
+def _gemma4_metadata(config: dict[str, Any], types: list[str]) -> dict[str, Any]:
+    """Layers that see everything have heads of another width, perhaps another number of kv heads."""
+    own = config["per_layer_config"]
+    wide = {int(layer): values for layer, values in own.items()}
+    kv_heads = [wide.get(i, {}).get("num_key_value_heads", config["num_key_value_heads"]) for i in range(len(types))]
+    full = next(values["head_dim"] for values in wide.values())
+    shared, ffn = config["num_kv_shared_layers"], config["intermediate_size"]
+    doubled = [ffn * (2 if i >= len(types) - shared else 1) for i in range(len(types))]
+    return {
+        "attention.head_count_kv": kv_heads if len(set(kv_heads)) > 1 else kv_heads[0],
+        "attention.key_length": full,
+        "attention.value_length": full,
+        "attention.key_length_swa": config["head_dim"],
+        "attention.value_length_swa": config["head_dim"],
+        "attention.shared_kv_layers": shared,
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "feed_forward_length": doubled if config["use_double_wide_mlp"] else ffn,
+        "rope.dimension_count": full,
+        "rope.dimension_count_swa": config["head_dim"],
+    }
 
 
 def _delta_metadata(config: dict[str, Any], types: list[str]) -> dict[str, Any]:
@@ -176,17 +213,21 @@ def _tensors(folder: Path, config: dict[str, Any], arch: str) -> Iterator[tuple[
         yield name, np.stack([stack[i] for i in range(len(stack))])
     if config["rope_parameters"].get("rope_type") == "llama3":
         yield "rope_freqs.weight", _llama3_factors(config)
+    if arch == "gemma4":
+        yield "rope_freqs.weight", _part_of_a_head(config)
 
 
 def _outside(name: str, values: np.ndarray, arch: str) -> Iterator[tuple[str, np.ndarray]]:
     stem, suffix = name.rsplit(".", 1)
-    role = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}[stem]
+    role = OUTSIDE[stem]
     yield f"{role}.{suffix}", values + 1 if role == "output_norm" and arch in PLUS_ONE else values
 
 
 def _inside(rest: str, values: np.ndarray, config: dict[str, Any], arch: str) -> Iterator[tuple[str, np.ndarray]]:
     """The tensors of a layer that one of the folder becomes."""
     match rest:
+        case "layer_scalar":
+            yield "layer_output_scale.weight", values
         case "self_attn.sinks":
             yield "attn_sinks.weight", values
         case "linear_attn.A_log":
@@ -279,6 +320,13 @@ def _llama3_factors(config: dict[str, Any]) -> np.ndarray:
     return 1 / ((1 - smooth) / factor + smooth)
 
 
+def _part_of_a_head(config: dict[str, Any]) -> np.ndarray:
+    """gemma4's wide heads turn their first pairs only: the others are divided by so much that they stand still."""
+    pairs = next(values["head_dim"] for values in config["per_layer_config"].values()) // 2
+    turned = int(pairs * config["rope_parameters"]["full_attention"]["partial_rotary_factor"])
+    return np.where(np.arange(pairs) < turned, 1.0, 1e30)
+
+
 def _fuse(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """q, k and v of attention layers as `attn_qkv`, gate and up of experts as `ffn_gate_up_exps`."""
     fused = dict(tensors)
@@ -286,6 +334,8 @@ def _fuse(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         stem, suffix = name.rsplit(".", 1)
         if stem.endswith("attn_q"):
             block = stem.removesuffix("attn_q")
+            if f"{block}attn_v.{suffix}" not in tensors:
+                continue
             parts = [fused.pop(f"{block}attn_{part}.{suffix}") for part in "qkv"]
             fused[f"{block}attn_qkv.{suffix}"] = np.concatenate(parts)
         elif stem.endswith("ffn_gate_exps"):

@@ -66,6 +66,29 @@ _GPT_OSS = {
     "num_experts_per_tok": 3,
     "sliding_window": 9,
 }
+_GEMMA4 = {
+    "num_hidden_layers": 7,
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "sliding_window": 9,
+    "final_logit_softcapping": 6.0,
+    "tie_word_embeddings": True,
+    "layer_types": [
+        *("sliding_attention", "sliding_attention", "full_attention", "sliding_attention"),
+        *("full_attention", "sliding_attention", "full_attention"),
+    ],
+}
+_GEMMA4_TOKEN_INPUTS = {
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": VOCAB,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+}
+_GEMMA4_WITHOUT_V = {
+    "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -122,6 +145,8 @@ MODELS: dict[str, Tiny] = {
     ),
     "gemma3": _tiny("Gemma3", _GEMMA3, config="Gemma3TextConfig", query_pre_attn_scalar=32),
     "gemma3_scaled": _tiny("Gemma3", _GEMMA3, config="Gemma3TextConfig", query_pre_attn_scalar=20),
+    "gemma4": _tiny("Gemma4", _GEMMA4, _GEMMA4_TOKEN_INPUTS, config="Gemma4TextConfig"),
+    "gemma4_without_v": _tiny("Gemma4", _GEMMA4, _GEMMA4_WITHOUT_V, config="Gemma4TextConfig"),
     "gpt_oss": _tiny("GptOss", _GPT_OSS, rope(150000.0, **_YARN, truncate=True)),
     "gpt_oss_ramp": _tiny("GptOss", _GPT_OSS, rope(150000.0, **_YARN, truncate=False)),
 }
@@ -159,6 +184,12 @@ def change_config(folder: Path, change: Callable[[dict[str, Any]], None]) -> Non
     config = json.loads(path.read_text())
     change(config)
     path.write_text(json.dumps(config))
+
+
+def older_gemma4(config: dict[str, Any]) -> dict[str, Any]:
+    """What `per_layer_config` says in the words of older configs."""
+    wide = next(iter(config["per_layer_config"].values()))
+    return {"global_head_dim": wide["head_dim"], "num_global_key_value_heads": wide.get("num_key_value_heads")}
 
 
 def _fill(label: str, weights: Any) -> None:

@@ -208,6 +208,67 @@ def test_null_means_no_soft_cap_and_nothing_means_the_usual_one() -> None:
     assert usual["gemma2.context_length"] == 8192 and "gemma2.rope.freq_base_swa" not in usual
 
 
+GEMMA4: dict[str, Any] = {
+    "model_type": "gemma4_text",
+    "num_hidden_layers": 6,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "attention_k_eq_v": True,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}
+WIDE = {"per_layer_config": {"5": {"head_dim": 64, "num_key_value_heads": 1}}}
+
+
+def test_layers_that_see_everything_have_heads_of_their_own() -> None:
+    newer, older = (
+        metadata(GEMMA4 | changes) for changes in (WIDE, {"global_head_dim": 64, "num_global_key_value_heads": 1})
+    )
+    assert newer == older
+    wanted = {
+        "attention.head_count_kv": [4, 4, 4, 4, 4, 1],
+        "attention.key_length": 64,
+        "attention.key_length_swa": 256,
+        "attention.shared_kv_layers": 2,
+        "attention.sliding_window_pattern": [True] * 5 + [False],
+        "embedding_length_per_layer_input": 256,
+        "feed_forward_length": [9216] * 4 + [18432] * 2,
+        "rope.dimension_count": 64,
+        "rope.freq_base_swa": 1e4,
+    }
+    assert {key: newer.get(f"gemma4.{key}") for key in wanted} == wanted
+    without = metadata(GEMMA4 | WIDE | {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0})
+    assert not {"gemma4.embedding_length_per_layer_input", "gemma4.attention.shared_kv_layers"} & without.keys()
+    factors = hf_config.rope_factors("config.json", GEMMA4 | WIDE, FAMILIES["gemma4"])
+    assert factors == [1.0] * 16 + [1e30] * 16
+    assert hf_config.rope_factors("config.json", {}, FAMILIES["gemma3"]) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"enable_moe_block": True}, "enable_moe_block"),
+        ({"per_layer_config": {"5": {"head_dim": 64}, "4": {"head_dim": 32}}}, "2 widths"),
+        ({"per_layer_config": {"5": {"sliding_window": 3}}}, r"per_layer_config\.5"),
+        ({"per_layer_config": {"x": {}}}, r"per_layer_config\.x"),
+        ({"per_layer_config": {"5": 3}}, r"per_layer_config\.5"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 2}}}, "partial"),
+    ],
+)
+def test_heads_that_the_rules_cannot_express_are_refused(changes: dict[str, Any], words: str) -> None:
+    config = GEMMA4 | changes
+    with pytest.raises(InvalidModelFile, match=words):
+        metadata(config)
+        hf_config.rope_factors("config.json", config, FAMILIES["gemma4"])
+
+
+def test_a_part_of_a_wide_head_is_nothing_that_other_families_know() -> None:
+    with pytest.raises(InvalidModelFile, match="proportional"):
+        metadata(of_fixture("qwen3", {"rope_parameters": {"rope_type": "proportional"}}))
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
