@@ -32,7 +32,13 @@ DECODE_BYTES = 256 * 1024 * 1024
 PREFILL_ROWS = 2048
 BATCH = 256
 
-SCALES = {QuantType.Q6_K: (208,), QuantType.Q4_0: (0,), QuantType.Q5_0: (0,), QuantType.Q8_0: (0,)}
+SCALES = {
+    **dict.fromkeys((QuantType.Q4_0, QuantType.Q5_0, QuantType.Q8_0, QuantType.IQ4_NL, QuantType.IQ4_XS), (0,)),
+    QuantType.Q2_K: (80, 82),
+    QuantType.Q3_K: (108,),
+    QuantType.Q6_K: (208,),
+    QuantType.MXFP4: (),
+}
 """Where a block's half-precision scales lie; (0, 2) for the types that also have a minimum."""
 
 
@@ -61,6 +67,8 @@ def weights(kind: QuantType, rows: int) -> TensorView:
         blocks = random.integers(0, 256, (rows * COLS // kind.block_len, kind.block_bytes), dtype=np.uint8)
         for at in SCALES.get(kind, (0, 2)):
             blocks[:, at : at + 2] = np.array([0.01], np.float16).view(np.uint8)
+        if kind is QuantType.MXFP4:
+            blocks[:, 0] = 120
         data = blocks
     return TensorView("w", kind, rows, COLS, data.reshape(-1))
 
