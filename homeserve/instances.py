@@ -131,7 +131,7 @@ def check_ready_file(path: Path) -> None:
         what = error.strerror or str(error)
     if what:
         raise SettingError(
-            f"--ready-file: {path}: {what}", field="ready_file", fix="name a file that is not there yet, in a folder"
+            f"--ready-file: {path}: {what}", field="ready_file", fix="name a file that is not there yet"
         )
 
 

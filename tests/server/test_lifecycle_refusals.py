@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -125,6 +126,24 @@ def test_a_port_held_by_homeserve_names_it(box: Any, tiny: str) -> None:
 )
 def test_a_setting_that_cannot_work(box: Any, tiny: str, flags: tuple[str, ...], words: str) -> None:
     assert words in refused(box.start("up", tiny, "--port", "0", *flags, ready=False))
+
+
+def test_a_ready_file_that_is_the_model_is_refused_and_stays(box: Any, tiny: str, tmp_path: Path) -> None:
+    model = tmp_path / "m.gguf"
+    shutil.copy(tiny, model)
+    run = box.start("up", str(model), "--port", "0", "--ready-file", str(model), ready=False)
+    assert "no ready file, and it is not replaced" in refused(run)
+    assert model.read_bytes() == Path(tiny).read_bytes()
+
+
+@pytest.mark.parametrize(("where", "said"), [(">/dev/full", 1), (">&-", 0)])
+def test_a_server_that_nobody_hears_serves(box: Any, tiny: str, where: str, said: int) -> None:
+    run = box.start("up", tiny, inside=lambda *words: ["sh", "-c", f'exec "$@" {where}', "sh", *words])
+    run.wait_ready()
+    assert run.get("/health")[0] == 200
+    run.send(signal.SIGTERM)
+    assert run.wait() == 0
+    assert run.err.count("warning: standard output cannot be written") == said and "Traceback" not in run.err
 
 
 def test_a_pool_that_does_not_fit_shows_the_arithmetic_and_what_fits(box: Any, tiny: str) -> None:
