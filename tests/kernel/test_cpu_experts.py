@@ -8,7 +8,19 @@ import kernel_rig as rig
 import numpy as np
 import pytest
 
-from backends.base import Batch, Buffer, ExpertMatrix, Experts, Op, Routing, SelectRows, TensorView, Unsupported, Weight
+from backends.base import (
+    Buffer,
+    ExpertMatrix,
+    Experts,
+    Linear,
+    LinearPart,
+    Op,
+    Routing,
+    SelectRows,
+    TensorView,
+    Unsupported,
+    Weight,
+)
 from backends.cpu.backend import CpuProgram
 from budget.host_lines import packed_tensor_bytes
 
@@ -175,17 +187,24 @@ def test_all_rows_may_choose_one_expert_and_some_experts_none(level: str) -> Non
 
 
 def test_after_the_selection_of_rows_only_those_run(level: str) -> None:
-    mixture = Mixture(Form())
-    kept_x, kept_l = Buffer("kept_x", 64), Buffer("kept_l", 8)
-    selects = (SelectRows(mixture.op.src, kept_x),)
-    feed_x, feed_l, op = mixture.ops
-    assert isinstance(op, Experts)
-    with pytest.raises(ValueError, match="once"):
-        rig.bind(
-            rig.backend(level),
-            [feed_x, feed_l, *selects, SelectRows(mixture.op.logits, kept_l), op],
-            mixture.views,
-        )
+    """Behind SelectRows, router and experts see the wanted rows alone, and give them the bits of a whole batch."""
+    mixture = Mixture(Form(types=("Q8_0", "Q8_0", "F16")))
+    router = rig.table_of("router", np.random.default_rng(9).standard_normal((8, 64)).astype(np.float32))
+    kept, logits = Buffer("kept", 64), Buffer("logits", 8)
+    route = LinearPart(Weight("router", 8, 64), logits)
+    feed_x, source = mixture.ops[0], mixture.op.src
+
+    def bound(x: Buffer, *before: Op) -> CpuProgram:
+        ops = [feed_x, *before, Linear(x, (route,)), replace(mixture.op, src=x, logits=logits)]
+        return rig.bind(rig.backend(level), ops, [*mixture.views, router])
+
+    everything, selected = bound(source), bound(kept, SelectRows(source, kept))
+    whole = everything.run(rig.plain_batch(ROWS)).copy()
+    for wanted in ([3], [0, 7, 19, 39], []):
+        got = selected.run(rig.plain_batch(ROWS, wanted))
+        assert np.array_equal(rig.bits(got), rig.bits(whole[wanted]))
+    everything.close()
+    selected.close()
 
 
 def test_stacks_hold_the_bits_of_the_file_and_no_more(level: str) -> None:
@@ -224,12 +243,3 @@ def test_a_selection_that_is_no_floats_and_a_strange_type_are_named(level: str) 
     strange = replace(mixture.op, kind="relu2")
     with pytest.raises(Unsupported, match="relu2"):
         rig.bind(rig.backend(level), [*mixture.ops[:2], strange], mixture.views)
-
-
-def test_a_wrong_batch_leaves_experts_alone(level: str) -> None:
-    program = Mixture(Form()).bind(level)
-    minus = np.full(3, -1, np.int32)
-    bad: Batch = replace(rig.plain_batch(3), tokens=minus)
-    with pytest.raises(ValueError):
-        program.run(bad)
-    program.close()
