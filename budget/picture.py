@@ -21,7 +21,7 @@ from budget.ceilings import Ceilings, Device
 from budget.ledger import Line, held_bytes, peak_bytes
 from budget.page import grouped, mib
 from budget.plan import Plan, Refusal
-from budget.sums import moments_of, what_binds
+from budget.sums import moments_of, title, what_binds
 
 WIDTH = 960
 MARGIN = 24
@@ -113,9 +113,8 @@ def label_width(text: str, size: float) -> float:
 
 
 def _title(outcome: Plan | Refusal) -> str:
-    shape = outcome.shape
     verdict = "fits" if isinstance(outcome, Plan) else "does not fit"
-    return _cut(f"{shape.name} ({shape.quant}) {verdict}", 17, WIDTH - 2 * MARGIN)
+    return _cut(f"{title(outcome.shape)} {verdict}", 17, WIDTH - 2 * MARGIN)
 
 
 def _subtitle(outcome: Plan | Refusal) -> str:

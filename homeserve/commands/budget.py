@@ -141,14 +141,15 @@ def _shape(asked: _Asked) -> tuple[ModelShape, str | None, str | None]:
 def _load_shape(name: str) -> ModelShape:
     from budget.shape import ShapeError, load_shape
 
-    there = Path(name)
-    if there.exists() and not (there.is_file() or there.is_dir()):
+    if os.path.exists(name) and not (os.path.isfile(name) or os.path.isdir(name)):
         raise SettingError(f"--shape: {name}: not a regular file", field="shape", fix="give the path of a shape file")
     try:
         return load_shape(name)
     except ShapeError as error:
         where = f"{error.field}: " if error.field else ""
         raise SettingError(f"--shape: {error.where}: {where}{error.what}", field="shape", fix=error.fix) from None
+    except OSError as error:  # a name that no file can have
+        raise SettingError(f"--shape: {error.strerror}", field="shape", fix="give the path of a shape file") from None
 
 
 def _requantised(shape: ModelShape, quant: str | None) -> ModelShape:

@@ -7,6 +7,7 @@ FILE` reads on any other machine.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if not Path(args.root).is_dir():
         raise SettingError(f"{args.root}: no such folder", field="root", fix="give a folder that holds proc and sys")
-    if args.nvml is not None and Path(args.nvml).exists() and not Path(args.nvml).is_file():
+    if args.nvml is not None and os.path.exists(args.nvml) and not os.path.isfile(args.nvml):
         raise SettingError(f"--nvml: {args.nvml}: not a regular file", field="nvml", fix="give a libnvidia-ml.so")
     disk = _measure(args.disk) if args.disk is not None else None
     box = read_box(Sources(root=args.root, nvml=args.nvml, amdsmi=True))

@@ -127,3 +127,8 @@ def test_an_unknown_ceiling_has_no_line(told: SimpleNamespace) -> None:
     root = drawn(replace(told.plan, ceilings=replace(told.ceilings, devices=devices)))
     assert root.find(f"{NAMESPACE}line[@class='ceiling']") is None
     assert "ceiling unknown" in [words for words, _ in boxes(root)]
+
+
+def test_a_mix_that_is_in_the_name_is_told_once(told: SimpleNamespace) -> None:
+    shape = replace(told.plan.shape, name="dense-27b in Q2_K", quant="Q2_K")
+    assert "<title>dense-27b in Q2_K fits</title>" in svg(replace(told.plan, shape=shape))

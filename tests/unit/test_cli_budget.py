@@ -242,6 +242,9 @@ def test_mixes_by_name_in_any_spelling() -> None:
         ("m.gguf --box box.json --svg box.json", "svg", "no picture, and it is not replaced"),
         ("--shape qwen3-8b --box fifo", "box", "not a regular file"),
         ("--shape fifo --box box.json", "shape", "not a regular file"),
+        (f"--shape {'x' * 5000} --box box.json", "shape", ""),
+        (f"--shape qwen3-8b --box {'x' * 5000}", "box", ""),
+        (f"--shape qwen3-8b --box box.json --svg {'x' * 5000}", "svg", ""),
         ("--shape qwen3-8b --box box.json --context 999999", "context", "40960 tokens"),
         ("--shape qwen3-8b --box box.json --context 4096 --kv-tokens 1024", "kv_tokens", "does not fit"),
         ("--shape qwen3-8b --box box.json --devices cuda:0", "devices", "no device 'cuda:0'"),
@@ -342,6 +345,16 @@ def test_a_card_without_a_backend_is_the_first_doubt(capsys: pytest.CaptureFixtu
 def test_a_picture_is_drawn_beside_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _ = shown(capsys, "--shape", "qwen3-8b", "--box", "cards.json", "--svg", "x.svg")
     assert code == 0 and (tmp_path / "x.svg").read_text().startswith("<svg xmlns=")
+
+
+@pytest.mark.parametrize("name", ["fifo", "/dev/zero"])
+def test_a_library_of_the_driver_is_a_regular_file(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    assert cli.main(["probe", "--nvml", name, "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["field"] == "nvml" and "not a regular file" in error["message"] and error["fix"]
 
 
 def test_only_a_picture_is_replaced_by_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
