@@ -45,7 +45,8 @@ def cannot_run(doubts: Iterable[Doubt], refused: Sequence[str]) -> str:
 def _headline(style: Style, plan: Plan, lacks: str) -> list[str]:
     trained = "" if plan.context >= plan.shape.context else f" (the model allows {grouped(plan.shape.context)})"
     kv = f"{grouped(plan.kv_tokens)} tokens of {plan.wish.kv_type} KV"
-    each = plan.kv_tokens // plan.running // PAGE * PAGE
+    each = plan.kv_tokens // plan.running
+    each = min(plan.context, each // PAGE * PAGE or each)
     share = f" in all: {grouped(each)} tokens for each of {grouped(plan.running)} at once" if plan.running > 1 else ""
     text = (
         f"FITS{f', but {lacks}.' if lacks else ':'} {title(plan.shape)} with {grouped(plan.context)} tokens of"

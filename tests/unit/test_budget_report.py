@@ -48,6 +48,8 @@ def test_the_first_sentence_says_what_fits_and_what_binds(told: SimpleNamespace)
     ):
         assert words in text
     one = " ".join(report(replace(told.plan, running=1), told.host, (), ASKED)[:3])
+    little = " ".join(report(replace(told.plan, kv_tokens=128), told.host, (), ASKED)[:3])
+    assert "128 tokens of f16 KV in all: 8 tokens for each of 16 at once" in little
     assert "1 request at once (--max-running), 65 536 tokens of f16 KV;" in one
     assert "1 request at once" in summary(replace(told.plan, running=1))[0]
 
