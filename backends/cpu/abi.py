@@ -34,6 +34,7 @@ STEP_SOFTCAP = 10
 STEP_ADD_GATED = 11
 STEP_EXPERTS = 12
 STEP_DELTA = 13
+STEP_SCALE = 14
 
 GATES = {"silu": 0, "gelu": 1, "swiglu_oai": 2}
 ROUTES = {"softmax": 0, "sigmoid": 1, "chosen": 2}

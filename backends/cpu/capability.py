@@ -53,6 +53,7 @@ TABLE: tuple[Capability, ...] = (
     *_entries("Linear", MATRIX_TYPES, "no kernel for this type yet"),
     *_entries("Norm", FLOAT_TYPES, "norm weights are floats"),
     *_entries("Bias", FLOAT_TYPES, "biases are floats"),
+    *_entries("Scale", FLOAT_TYPES, "a factor is a float"),
     *_entries("RopeStore", KV_TYPES, "the KV pool holds F16, BF16, F32, Q8_0 or F8"),
     Capability("RopeStore", "shared rows", True),
     *_entries("HeadNorm", FLOAT_TYPES, "norm weights are floats"),

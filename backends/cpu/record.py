@@ -34,6 +34,7 @@ from backends.base import (
     Op,
     Rope,
     RopeStore,
+    Scale,
     SelectRows,
     Softcap,
     StatePool,
@@ -249,6 +250,8 @@ class Recorder:
                     self._add_gated(op, scope)
                 case Softcap():
                     self._softcap(op, scope)
+                case Scale():
+                    self._scale(op, scope)
                 case Experts():
                     self._experts(op, scope)
                 case DeltaNet():
@@ -391,6 +394,10 @@ class Recorder:
 
     def _softcap(self, op: Softcap, scope: int) -> None:
         self._emit(abi.STEP_SOFTCAP, scope, width=op.src.width, scale=op.cap, **self._at("src", op.src))
+
+    def _scale(self, op: Scale, scope: int) -> None:
+        weight = self._vector(op.weight)
+        self._emit(abi.STEP_SCALE, scope, width=op.src.width, weight=weight, **self._at("src", op.src))
 
     def _experts(self, op: Experts, scope: int) -> None:
         plan = self._plan
@@ -539,7 +546,7 @@ def _buffers_of(op: Op, scope: int) -> Iterator[tuple[Buffer, int]]:
             yield from ((buffer, scope) for buffer in (gate, up, out))
         case AddGated(src=src, into=into, gate=gate_or_none):
             yield from ((buffer, scope) for buffer in (src, into, gate_or_none) if buffer is not None)
-        case Softcap(src=src):
+        case Softcap(src=src) | Scale(src=src):
             yield src, scope
         case Experts(src=src, logits=logits, out=out):
             yield from ((buffer, scope) for buffer in (src, logits, out))
@@ -559,7 +566,7 @@ def _weights_of(op: Op) -> Iterator[tuple[Weight, str]]:
                 yield part.weight, MATRIX
                 if part.bias is not None:
                     yield part.bias, VECTOR
-        case Norm(weight=weight):
+        case Norm(weight=weight) | Scale(weight=weight):
             yield weight, VECTOR
         case RopeStore(q_norm=q_norm, k_norm=k_norm):
             yield from ((norm, VECTOR) for norm in (q_norm, k_norm) if norm is not None)

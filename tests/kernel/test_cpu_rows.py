@@ -20,6 +20,7 @@ from backends.base import (
     Norm,
     Op,
     RopeStore,
+    Scale,
     SelectRows,
     Softcap,
     TensorView,
@@ -106,6 +107,22 @@ def test_softcap(level: str, width: int) -> None:
     want = 30.0 * np.tanh(x.astype(np.float64) / 30.0)
     rig.close_to(got, want, np.abs(want), 1e-6)
     assert np.abs(got).max() <= 30.0
+
+
+@pytest.mark.parametrize("kind", (QuantType.F32, QuantType.BF16), ids=lambda kind: kind.name)
+@pytest.mark.parametrize("width", (1, 50, 1040))
+def test_scale(level: str, width: int, kind: QuantType) -> None:
+    x = np.random.default_rng(width).standard_normal((7, width)).astype(np.float32)
+    x[0, 0] = np.nan
+    feed, table, buffer = rig.feed("x", x)
+    factor = np.array([-0.8125], np.float32)
+    packed = np.frombuffer(factor.tobytes(), np.uint8)[-kind.block_bytes :]  # a bfloat16 is a float's upper half
+    program = rig.bind(
+        rig.backend(level), [feed, Scale(buffer, Weight("s", 1, 1))], [table, TensorView("s", kind, 1, 1, packed)]
+    )
+    got = program.run(rig.plain_batch(7)).copy()
+    program.close()
+    assert np.array_equal(got, x * factor[0], equal_nan=True)
 
 
 @pytest.mark.parametrize("gated", (True, False))

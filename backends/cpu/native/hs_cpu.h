@@ -65,7 +65,8 @@ enum {
     HS_STEP_SOFTCAP = 10,   /* src = scale * tanh(src / scale) */
     HS_STEP_ADD_GATED = 11, /* dst += sigmoid(add[r][0]) * src; without add: dst += src */
     HS_STEP_EXPERTS = 12,   /* dst = what the experts that the logits `add` choose make of src (activation: int16 of it) */
-    HS_STEP_DELTA = 13      /* dst = delta net of src (mixed), add (z), third (beta) */
+    HS_STEP_DELTA = 13,     /* dst = delta net of src (mixed), add (z), third (beta) */
+    HS_STEP_SCALE = 14      /* src = weight[0] * src */
 };
 
 enum { HS_GATE_SILU = 0, HS_GATE_GELU = 1, HS_GATE_SWIGLU_OAI = 2 };

@@ -55,9 +55,10 @@ constexpr Kind STAGES[][STAGES_MOST] = {
     {{column_chunks, add_gated_chunk}},
     {{route_chunks, route_chunk}, {expert_up_chunks, expert_up_chunk}, {expert_down_chunks, expert_down_chunk}, {combine_chunks, combine_chunk}},
     {{delta_conv_chunks, delta_conv_chunk}, {delta_rule_chunks, delta_rule_chunk}},
+    {{column_chunks, scale_chunk}},
 };
 constexpr int KINDS = sizeof STAGES / sizeof STAGES[0];
-static_assert(KINDS == HS_STEP_DELTA + 1, "a row for each HS_STEP");
+static_assert(KINDS == HS_STEP_SCALE + 1, "a row for each HS_STEP");
 
 class Walk final : public Job {
   public:

@@ -251,6 +251,13 @@ void softcap_chunk(const Run &, const hs_step &step, int chunk) {
     for (int c = columns.first; c < columns.last; c += 16) store(x + c, mul(tanh_v(div(load(x + c), cap)), cap));
 }
 
+void scale_chunk(const Run &, const hs_step &step, int chunk) {
+    const Range columns = columns_in(step, chunk);
+    float *x = step.src + step.src_stride * (chunk / column_runs(step));
+    const vf factor = set1(step.weight[0]);
+    for (int c = columns.first; c < columns.last; c += 16) store(x + c, mul(load(x + c), factor));
+}
+
 void add_gated_chunk(const Run &, const hs_step &step, int chunk) {
     const int row = chunk / column_runs(step);
     const Range columns = columns_in(step, chunk);
