@@ -11,6 +11,7 @@ import pytest
 from backends.base import PAGE_LEN, Batch, KvPool, Limits, OpenOptions, TensorView
 from backends.quant import QuantType
 from backends.reference.backend import ReferenceBackend
+from backends.registry import open_backend
 from homeserve.models import registry
 from homeserve.models.bind import Bound, bind
 
@@ -144,6 +145,30 @@ def _view(name: str, values: np.ndarray) -> TensorView:
     return TensorView(name, QuantType.F32, *dense.shape, np.frombuffer(dense.tobytes(), np.uint8))
 
 
+def run_on_cpu(made: Made, chunks: tuple[int, ...]) -> np.ndarray:
+    """Logits of the prompt on the CPU backend, chunk by chunk."""
+    pages, bound = -(-ROWS // PAGE_LEN), made.bound()
+    pool = KvPool(bound.kv_layers, pages * PAGE_LEN, QuantType.F32)
+    backend = open_backend("cpu", OpenOptions(threads=2))
+    program = backend.bind(bound.ops, bound.weights, pool, Limits(ROWS, ROWS, 1, pages), _quiet)
+    logits = [program.run(batch(made, first, end)).copy() for first, end in pairwise((0, *np.cumsum(chunks)))]
+    program.close()
+    backend.close()
+    return np.concatenate(logits)
+
+
+def batch(made: Made, first: int, end: int) -> Batch:
+    rows = np.arange(first, end, dtype=np.int32)
+    return Batch(
+        tokens=made.ids[0].numpy().astype(np.int32)[first:end],
+        positions=rows,
+        slots=rows,
+        lanes=np.zeros_like(rows),
+        tables=np.arange(-(-ROWS // PAGE_LEN), dtype=np.int32)[None],
+        logit_rows=rows - first,
+    )
+
+
 def run(made: Made, ranks: list[range], chunks: tuple[int, ...] = (ROWS,)) -> np.ndarray:
     """Logits of the prompt through ranks in a row, chunk by chunk."""
     pages = -(-ROWS // PAGE_LEN)
@@ -155,18 +180,9 @@ def run(made: Made, ranks: list[range], chunks: tuple[int, ...] = (ROWS,)) -> np
         programs.append((bound, ReferenceBackend(OpenOptions()).bind(bound.ops, bound.weights, pool, limits, _quiet)))
     logits = []
     for first, end in pairwise((0, *np.cumsum(chunks))):
-        rows = np.arange(first, end, dtype=np.int32)
-        batch = Batch(
-            tokens=made.ids[0].numpy().astype(np.int32)[first:end],
-            positions=rows,
-            slots=rows,
-            lanes=np.zeros_like(rows),
-            tables=np.arange(pages, dtype=np.int32)[None],
-            logit_rows=rows - first,
-        )
         given: dict[str, np.ndarray] = {}
         for bound, program in programs:
-            buffers = program.run_from(batch, given)
+            buffers = program.run_from(batch(made, first, end), given)
             given = {buffer.name: buffers[buffer.name] for buffer in bound.gives}
         logits.append(buffers["logits"])
     return np.concatenate(logits)
@@ -182,6 +198,9 @@ def test_logits_are_those_of_transformers(form: str) -> None:
     whole = run(made, [range(LAYERS)])
     assert np.abs(whole - made.logits).max() < TOLERANCE
     assert np.array_equal(run(made, [range(LAYERS)], (7, 1, 13, 4)), whole), "chunks change no bit"
+    on_cpu = run_on_cpu(made, (ROWS,))
+    assert np.abs(on_cpu - made.logits).max() < TOLERANCE
+    assert np.array_equal(run_on_cpu(made, (7, 1, 13, 4)), on_cpu)
     assert len(made.bound().kv_layers) == LAYERS - FORMS[form].get("num_kv_shared_layers", 0)
 
 
