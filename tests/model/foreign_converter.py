@@ -30,6 +30,13 @@ def patched(*args, **options):
     return made
 
 converter.get_model_class = patched
+
+# Settings in an older spelling, which the newest `transformers` drops on reading, and the converter asks for.
+load = converter.ModelBase.load_hparams
+def with_all(folder, *more, **options):
+    return json.loads((folder / "config.json").read_text()) | load(folder, *more, **options)
+
+converter.ModelBase.load_hparams = staticmethod(with_all)
 errors = {}
 for model, target, options in json.loads(sys.argv[1]):
     sys.argv = ["convert", model, "--outtype", "f32", "--outfile", target, *options]

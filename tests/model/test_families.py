@@ -84,9 +84,10 @@ def known(name: str) -> tuple[list[int], np.ndarray]:
         return stored["ids"][0].tolist(), stored["logits"][0]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", NAMES)
-def test_the_oracle_runs_every_family(name: str) -> None:
-    assert runs(name, "reference")
+def test_both_backends_run_every_family(name: str, backend: str) -> None:
+    assert runs(name, backend)
 
 
 @pytest.mark.parametrize("form", ["gguf", "safetensors"])

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.base import Unsupported
 from homeserve import checkpoint
 from homeserve.models.registry import folder_families
 
@@ -57,15 +56,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
     return get
 
 
-def opened_on(open_model: Opener, path: Path, backend: str, **options: object) -> Any:
-    """The model on a backend; None where the backend's table says no to something."""
-    try:
-        return open_model(path, backend, **options)
-    except Unsupported:
-        assert backend != "reference", "the oracle runs everything"
-        return None
-
-
 def compare(got: np.ndarray, model: Made, name: str, label: str, measured: Callable[[str], None]) -> None:
     error = float(np.abs(got - model.logits).max())
     measured(f"{name}, {label}: logits within {error:.1e} of transformers (they lie within {np.abs(got).max():.0f})")
@@ -80,10 +70,7 @@ def test_a_folder_gives_the_logits_of_transformers_however_it_is_run(
 ) -> None:
     model = made(name)
     ids = model.ids
-    bound = opened_on(open_model, model.folder, backend)
-    if bound is None:
-        measured(f"{name}: {backend} says no to it")
-        return
+    bound = open_model(model.folder, backend)
     whole = bound.logits(ids, lane=0)
     compare(whole, model, name, f"folder on {backend}", measured)
     for lane, chunk in ((1, 1), (2, 7), (3, 19)):
