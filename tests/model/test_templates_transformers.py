@@ -80,7 +80,8 @@ TEMPLATES = {
         "{{ messages | map(attribute='role') | join(',') }}|"
         "{{ (messages | selectattr('role', 'equalto', 'user') | list)[-1].content | upper }}|"
         "{% for m in messages %}{% if m.role == 'tool' %}{% continue %}{% endif %}{% if loop.index > 2 %}{% break %}"
-        "{% endif %}{{ loop.index }}{{ loop.previtem.role if loop.previtem }}{% endfor %}|{{ tools | tojson(indent=4) }}"
+        "{% endif %}{{ loop.index }}{{ loop.previtem.role if loop.previtem }}{% endfor %}|"
+        "{{ tools | tojson(indent=4) }}"
     ),
     "alternating": (
         "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
