@@ -130,9 +130,7 @@ def check_ready_file(path: Path) -> None:
     except OSError as error:
         what = error.strerror or str(error)
     if what:
-        raise SettingError(
-            f"--ready-file: {path}: {what}", field="ready_file", fix="name a file that is not there yet"
-        )
+        raise SettingError(f"--ready-file: {path}: {what}", field="ready_file", fix="name a file that is not there yet")
 
 
 def remove_ready_file(path: Path) -> None:

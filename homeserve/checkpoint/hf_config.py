@@ -17,6 +17,8 @@ from homeserve.errors import InvalidModelFile, UnknownArchitecture
 
 COUNT_MAX = 1 << 31
 LAYERS_MAX = 1 << 16
+HEAD_DIM_MAX = 1 << 16
+"""A list of numbers is made for a head and for the layers: neither may be as long as a hostile config says."""
 _FIX = "use a GGUF of the model, or a checkpoint of a known family"
 
 
@@ -162,7 +164,7 @@ def _per_layer(fields: _Fields) -> dict[int, _Fields]:
     for layer, values in (fields.group("per_layer_config") or {}).items():
         each = _Fields(fields.path, values if isinstance(values, dict) else {}, f"per_layer_config.{layer}.")
         strange = sorted(each.values.keys() - {"head_dim", "num_key_value_heads"})
-        if not layer.isdecimal() or not isinstance(values, dict) or strange:
+        if not layer.isdecimal() or len(layer) > 6 or not isinstance(values, dict) or strange:
             raise fields.error(f"per_layer_config.{layer}", f"is {values!r}; supported: head_dim, num_key_value_heads")
         found[int(layer)] = each
     return found
@@ -172,7 +174,10 @@ def _wide_head_dim(fields: _Fields, rules: FamilyRules) -> int:
     widths = {each.count("head_dim", rules.wide_heads) for each in _per_layer(fields).values()}
     if len(widths) > 1:
         raise fields.error("per_layer_config", f"has heads of {len(widths)} widths, one is supported")
-    return widths.pop() if widths else fields.count("global_head_dim", rules.wide_heads)
+    width = widths.pop() if widths else fields.count("global_head_dim", rules.wide_heads)
+    if width > HEAD_DIM_MAX:
+        raise fields.error("global_head_dim", f"is {width}; {HEAD_DIM_MAX} is the limit")
+    return width
 
 
 # -------------------------------------------------------------------------------------------------------------- rope

@@ -64,8 +64,9 @@ def test_the_prompts_own_log_probabilities_do_not_depend_on_chunks(served: Any) 
     values = answer["choices"][0]["logprobs"]["token_logprobs"]
     assert values[0] is None and len(values) == 81 and all(value <= 0 for value in values[1:])
     other = served("--chunk", "16")
-    assert complete(other, PROMPT[:80], echo=True, max_tokens=1, logprobs=0)["choices"][0]["logprobs"] == (
-        answer["choices"][0]["logprobs"]
+    assert (
+        complete(other, PROMPT[:80], echo=True, max_tokens=1, logprobs=0)["choices"][0]["logprobs"]
+        == (answer["choices"][0]["logprobs"])
     )
 
 

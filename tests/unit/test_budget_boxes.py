@@ -38,8 +38,10 @@ def fallback() -> ModelShape:
 
 def says_no_memory(box: dict[str, Any]) -> bool:
     """Neither the memory of a card nor that of the host is in the profile."""
-    return box["mem_total_mib"] is None and box["cgroup_limit_mib"] is None and not any(
-        card["vram_total_mib"] is not None or card["gtt_total_mib"] is not None for card in box["gpus"]
+    return (
+        box["mem_total_mib"] is None
+        and box["cgroup_limit_mib"] is None
+        and not any(card["vram_total_mib"] is not None or card["gtt_total_mib"] is not None for card in box["gpus"])
     )
 
 

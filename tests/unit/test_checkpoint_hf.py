@@ -252,6 +252,8 @@ def test_layers_that_see_everything_have_heads_of_their_own() -> None:
         ({"enable_moe_block": True}, "enable_moe_block"),
         ({"per_layer_config": {"5": {"head_dim": 64}, "4": {"head_dim": 32}}}, "2 widths"),
         ({"per_layer_config": {"5": {"sliding_window": 3}}}, r"per_layer_config\.5"),
+        ({"global_head_dim": 1 << 30}, "global_head_dim.*limit"),
+        ({"per_layer_config": {"9" * 5000: {"head_dim": 64}}}, "per_layer_config"),
         ({"per_layer_config": {"x": {}}}, r"per_layer_config\.x"),
         ({"per_layer_config": {"5": 3}}, r"per_layer_config\.5"),
         ({"rope_parameters": {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 2}}}, "partial"),

@@ -148,7 +148,8 @@ def test_a_drawn_token_needs_a_draw() -> None:
 @settings(max_examples=25)
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=8), st.integers(0, 2))
 def test_counts_do_not_depend_on_chunks_or_a_prefix_hit(cuts: list[int], hit_pages: int) -> None:
-    """However a sequence was cut, and however much of it came from the cache: the same tokens are counted, each once."""
+    """However a sequence was cut, and however much of it came from the cache: the same tokens are counted, each
+    once."""
     tokens = np.random.default_rng(5).integers(0, 30, 45).astype(np.int32).tolist()
     prompt_len = 40
     table = lanes()
