@@ -165,7 +165,9 @@ def _per_layer(fields: _Fields) -> dict[int, _Fields]:
         each = _Fields(fields.path, values if isinstance(values, dict) else {}, f"per_layer_config.{layer}.")
         strange = sorted(each.values.keys() - {"head_dim", "num_key_value_heads"})
         if not layer.isdecimal() or len(layer) > 6 or not isinstance(values, dict) or strange:
-            raise fields.error(f"per_layer_config.{layer}", f"is {values!r}; supported: head_dim, num_key_value_heads")
+            raise fields.error(
+                f"per_layer_config.{layer[:20]}", f"is {values!r}; supported: head_dim, num_key_value_heads"
+            )
         found[int(layer)] = each
     return found
 

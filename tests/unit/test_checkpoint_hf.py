@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +22,13 @@ from homeserve import checkpoint
 from homeserve.checkpoint import hf_config
 from homeserve.checkpoint.hf_names import Piece, draft_blocks, pieces_of
 from homeserve.checkpoint.safetensors_forms import MadeView
-from homeserve.errors import InvalidModelFile
+from homeserve.errors import InvalidModelFile, UnknownArchitecture
 from homeserve.models.hf_families import FAMILIES
 from homeserve.models.registry import folder_families
 
 TINY = Path(__file__).parent.parent / "data" / "tiny"
+SLOW = os.environ.get("HOMESERVE_TEST_TIER") == "slow"
+SEED = int(os.environ.get("HOMESERVE_TEST_SEED") or "1", 16)
 FOLDERS = (
     "gemma3_text", "gpt_oss", "qwen2", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next",
 )  # fmt: skip
@@ -309,6 +314,33 @@ def test_settings_that_the_rules_cannot_express_are_refused(
     save_file({"model.norm.weight": np.ones(64, np.float32)}, tmp_path / "model.safetensors")
     with pytest.raises(InvalidModelFile, match=words):
         opened_at(str(tmp_path))
+
+
+STRANGE: list[Any] = [
+    None, True, False, 0, -1, 3, 1 << 40, 1e308, float("inf"), float("nan"), 0.3, "x", [], [None], {}, {"rope_type": 3},
+    {"rope_type": "yarn"}, {"full_attention": {}}, {"full_attention": 3, "sliding_attention": 4}, "9" * 50,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("round", range(500 if SLOW else 4))
+def test_mutated_configs_are_read_or_refused(round: int) -> None:
+    rng = random.Random(SEED * 7919 + round)
+    configs = [of_fixture(name, {}) for name in FOLDERS] + [GEMMA4 | WIDE]
+    for _ in range(60):
+        config = json.loads(json.dumps(rng.choice(configs)))
+        for _ in range(rng.randint(1, 3)):
+            place = config
+            key = rng.choice(list(place))
+            if isinstance(place[key], dict) and place[key] and rng.random() < 0.6:
+                place = place[key]
+                key = rng.choice(list(place))
+            place[key] = rng.choice(STRANGE)
+        with suppress(InvalidModelFile, UnknownArchitecture):
+            metadata(config)
+            inner = hf_config.text_config("config.json", config)
+            rules = hf_config.rules_for("config.json", inner, FAMILIES)
+            hf_config.trunk_layers("config.json", inner, rules)
+            hf_config.rope_factors("config.json", inner, rules)
 
 
 # ------------------------------------------------------------------------------------------------------------ tensors
