@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from homeserve.checkpoint.gguf import Array
 from homeserve.checkpoint.view import TokenizerSource
@@ -151,6 +153,22 @@ def test_decoding_gives_the_text_back(metadata: dict[str, object]) -> None:
         if "▁" not in text or metadata["tokenizer.ggml.model"] == "gpt2":
             assert made.decode(made.encode(text, add_special=False, parse_special=False)) == text
     assert made.decode([]) == ""
+
+
+MADE: dict[str, Tokenizer] = {}
+ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.lists(
+    st.sampled_from(TORTURE), max_size=3
+).map("".join)
+
+
+@pytest.mark.parametrize("pre", sorted(name for name, entry in PRE_TOKENIZERS.items() if entry.byte_alphabet))
+@settings(max_examples=300 if SLOW else 8)
+@given(text=ANY_TEXT)
+def test_any_text_comes_back_through_every_pre_tokenizer(pre: str, text: str) -> None:
+    made = MADE.setdefault(pre, tokenizer(byte_level(pre)))
+    for parse in (True, False):
+        ids = made.encode(text, add_special=False, parse_special=parse)
+        assert b"".join(map(made.token_bytes, ids)).decode("utf-8") == made.decode(ids) == text
 
 
 def test_surrogates_that_stand_alone_are_replaced() -> None:
