@@ -97,10 +97,6 @@ def told_of(path: str) -> Iterator[None]:
         raise InvalidModelFile(path, error.where, error.reason, fix=error.fix) from error
 
 
-CheckpointError = InvalidModelFile
-"""The name that the class had; for the rooms that still say it."""
-
-
 class UnknownArchitecture(ModelError):
     code = "unknown_architecture"
 

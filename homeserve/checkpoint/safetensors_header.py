@@ -15,7 +15,7 @@ import msgspec
 from backends.base import TensorView
 from backends.quant import QuantType
 from homeserve.checkpoint.mapped import MappedFile, kind_of
-from homeserve.errors import CheckpointError
+from homeserve.errors import InvalidModelFile
 
 HEADER_BYTES_MAX = 16 << 20
 """Room for 100 000 tensors. The format's own limit, 100 MB, would let a header of empty entries take gigabytes."""
@@ -43,14 +43,14 @@ class SafetensorsFile:
 
 
 def read(path: str) -> SafetensorsFile:
-    """Map and parse one file. Raises CheckpointError for anything that is not a sound one."""
+    """Map and parse one file. Raises InvalidModelFile for anything that is not a sound one."""
     file = MappedFile(path)
     try:
         start, entries = _header(file)
         tensors = {name: _view(file, name, entry, start) for name, entry in entries.items()}
         _refuse_overlap(path, entries)
         return SafetensorsFile(file, tensors, {name: tuple(entry.shape) for name, entry in entries.items()})
-    except CheckpointError:
+    except InvalidModelFile:
         file.close()
         raise
 
@@ -60,29 +60,29 @@ def _header(file: MappedFile) -> tuple[int, dict[str, _Entry]]:
     length = int.from_bytes(file.data[:8], "little")
     if file.size < 10 or file.data[8:9] != b"{":
         what = f"is no safetensors file but seems to be {kind_of(bytes(file.data[:64]))}"
-        raise CheckpointError(file.path, "header", what, fix=_FIX)
+        raise InvalidModelFile(file.path, "header", what, fix=_FIX)
     if length > HEADER_BYTES_MAX or length > file.size - 8:
         what = f"of {length} bytes cannot be in a file of {file.size} bytes"
-        raise CheckpointError(file.path, "header", what, fix=_FIX)
+        raise InvalidModelFile(file.path, "header", what, fix=_FIX)
     try:
         parts = msgspec.json.decode(file.data[8 : 8 + length], type=dict[str, msgspec.Raw])
         parts.pop("__metadata__", None)
         if len(parts) > TENSORS_MAX:
-            raise CheckpointError(file.path, "header", f"has {len(parts)} tensors ({TENSORS_MAX} are the limit)")
+            raise InvalidModelFile(file.path, "header", f"has {len(parts)} tensors ({TENSORS_MAX} are the limit)")
         entries = {name: msgspec.json.decode(part, type=_Entry) for name, part in parts.items()}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointError(file.path, "header", f"is damaged: {error}", fix=_FIX) from error
+        raise InvalidModelFile(file.path, "header", f"is damaged: {error}", fix=_FIX) from error
     return 8 + length, entries
 
 
 def _view(file: MappedFile, name: str, entry: _Entry, start: int) -> TensorView:
-    def wrong(what: str) -> CheckpointError:
-        return CheckpointError(file.path, f"tensor {name!r}", what, fix=_FIX)
+    def wrong(what: str) -> InvalidModelFile:
+        return InvalidModelFile(file.path, f"tensor {name!r}", what, fix=_FIX)
 
     kind = _TYPES.get(entry.dtype)
     if kind is None:
         what = f"has the type {entry.dtype[:40]}; read are {', '.join(_TYPES)}"
-        raise CheckpointError(file.path, f"tensor {name!r}", what, fix="use a BF16 or F16 checkpoint, or a GGUF")
+        raise InvalidModelFile(file.path, f"tensor {name!r}", what, fix="use a BF16 or F16 checkpoint, or a GGUF")
     if not entry.shape or any(dim <= 0 for dim in entry.shape):
         raise wrong(f"has the impossible shape {entry.shape[:8]}")
     rows, cols = 1, entry.shape[-1]
@@ -101,5 +101,5 @@ def _refuse_overlap(path: str, entries: dict[str, _Entry]) -> None:
     for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
         begin, end = entry.data_offsets
         if begin < last:
-            raise CheckpointError(path, f"tensor {name!r}", f"overlaps tensor {owner!r}", fix=_FIX)
+            raise InvalidModelFile(path, f"tensor {name!r}", f"overlaps tensor {owner!r}", fix=_FIX)
         last, owner = max(last, end), name

@@ -39,7 +39,7 @@ from backends.base import (
     TensorView,
 )
 from backends.quant import QuantType
-from homeserve.errors import CheckpointError
+from homeserve.errors import InvalidModelFile
 from homeserve.models import stage_ops
 from homeserve.models.config import (
     OUTPUT,
@@ -78,8 +78,8 @@ class Bound:
 def bind(
     family: Family, config: ModelConfig, checkpoint_tensors: Mapping[str, TensorView], layers: range | None = None
 ) -> Bound:
-    """Bind `layers` (all by default). Raises CheckpointError naming a tensor that is missing, misshapen or unknown, and
-    UnsupportedModel for layers that cannot be cut there."""
+    """Bind `layers` (all by default). Raises InvalidModelFile naming a tensor that is missing, misshapen or unknown,
+    and UnsupportedModel for layers that cannot be cut there."""
     config = settle(config, checkpoint_tensors.keys())
     layers = range(config.layers) if layers is None else layers
     assert layers.step == 1 and 0 <= layers.start < layers.stop <= config.layers, f"no layers to bind: {layers}"
@@ -163,7 +163,7 @@ class _Build:
         unknown += [name for name in self.source.leftovers("") if not name.startswith(trunk) and name not in known]
         if unknown:
             shown = ", ".join(unknown[:12]) + (f" and {len(unknown) - 12} more" if len(unknown) > 12 else "")
-            raise CheckpointError(
+            raise InvalidModelFile(
                 SOURCE,
                 unknown[0],
                 f"{self.config.arch} does not know what to do with these tensors, and leaving them out would change"
@@ -202,8 +202,8 @@ class _Build:
         pairs = facts.dims // 2
         view = self.source.checked(facts.factor_tensor, 1, pairs)
         if view.type is not QuantType.F32:
-            raise CheckpointError(SOURCE, facts.factor_tensor, f"is of type {view.type.name}, F32 is needed")
+            raise InvalidModelFile(SOURCE, facts.factor_tensor, f"is of type {view.type.name}, F32 is needed")
         factors = struct.unpack(f"<{pairs}f", view.data.tobytes())
         if not all(0.0 < factor < float("inf") for factor in factors):
-            raise CheckpointError(SOURCE, facts.factor_tensor, "holds a factor that is not a positive number")
+            raise InvalidModelFile(SOURCE, facts.factor_tensor, "holds a factor that is not a positive number")
         return factors

@@ -13,7 +13,7 @@ from homeserve.models.stages import Stage
 class Family:
     """An architecture as declarations.
 
-    config_from(metadata) -> ModelConfig             raises CheckpointError with the key, or UnsupportedModel
+    config_from(metadata) -> ModelConfig             raises InvalidModelFile with the key, or UnsupportedModel
     stage_facts(config, layer) -> stages             of the layer at a *global* index; the one source of truth
     tensor_names(config, layer) -> {role: tensor}    every tensor that the layer may have, required or optional
     nextn_facts(config, index) -> stages             of the drafting block at `index` behind the trunk, where a family

@@ -21,7 +21,7 @@ _LAYERS_OF_THE_LARGEST = 46
 
 
 def config_from(metadata: Mapping[str, object]) -> ModelConfig:
-    """Raises CheckpointError naming the key, UnsupportedModel."""
+    """Raises InvalidModelFile naming the key, UnsupportedModel."""
     keys = Keys(metadata, "gemma2")
     config = read_core(keys, interleaved=False)
     if config.layers == _LAYERS_OF_THE_LARGEST and not keys.has("attention.scale"):

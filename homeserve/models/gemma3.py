@@ -22,7 +22,7 @@ _LAYERS_OF_THE_LARGEST = 62
 
 
 def config_from(metadata: Mapping[str, object]) -> ModelConfig:
-    """Raises CheckpointError naming the key, UnsupportedModel."""
+    """Raises InvalidModelFile naming the key, UnsupportedModel."""
     keys = Keys(metadata, "gemma3")
     config = read_core(keys, interleaved=False)
     if config.layers == _LAYERS_OF_THE_LARGEST and not keys.has("attention.scale"):

@@ -22,7 +22,7 @@ from homeserve.models.stages import Activation, Stage, Update
 
 
 def config_from(metadata: Mapping[str, object]) -> ModelConfig:
-    """Raises CheckpointError naming the key, UnsupportedModel."""
+    """Raises InvalidModelFile naming the key, UnsupportedModel."""
     keys = Keys(metadata, "gemma4")
     config = read_core(keys, interleaved=False)
     swa_dim = keys.integer("attention.key_length_swa", config.head_dim)

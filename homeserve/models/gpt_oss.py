@@ -18,7 +18,7 @@ from homeserve.models.stages import Activation, RoutingFunc, Stage
 
 
 def config_from(metadata: Mapping[str, object]) -> ModelConfig:
-    """Raises CheckpointError naming the key, UnsupportedModel."""
+    """Raises InvalidModelFile naming the key, UnsupportedModel."""
     keys = Keys(metadata, "gpt-oss")
     config = read_core(keys, interleaved=False, experts=read_experts(keys, func=RoutingFunc.CHOSEN))
     return replace(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence, Sized
 
-from homeserve.errors import CheckpointError, UnsupportedModel
+from homeserve.errors import InvalidModelFile, UnsupportedModel
 
 LAYERS_MAX = 1024
 """More layers than any known model by far; a bound on what a hostile header can ask for."""
@@ -22,7 +22,7 @@ SOURCE = "model metadata"
 
 
 class Keys:
-    """Typed, bounded reading of one architecture's metadata. Every method raises CheckpointError with the key."""
+    """Typed, bounded reading of one architecture's metadata. Every method raises InvalidModelFile with the key."""
 
     def __init__(self, metadata: Mapping[str, object], arch: str) -> None:
         self.metadata = metadata
@@ -110,8 +110,8 @@ class Keys:
         value = self.metadata.get(self.key(name))
         return len(value) if isinstance(value, Sized) and not isinstance(value, str) else None
 
-    def error(self, name: str, what: str) -> CheckpointError:
-        return CheckpointError(SOURCE, self.key(name), what)
+    def error(self, name: str, what: str) -> InvalidModelFile:
+        return InvalidModelFile(SOURCE, self.key(name), what)
 
     def _value(self, name: str, default: object) -> object:
         value = self.metadata.get(self.key(name))

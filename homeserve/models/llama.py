@@ -19,7 +19,7 @@ from homeserve.models.stages import Stage
 
 
 def config_from(metadata: Mapping[str, object]) -> ModelConfig:
-    """Raises CheckpointError naming the key, UnsupportedModel for what this family's files may ask for and we lack."""
+    """Raises InvalidModelFile naming the key, UnsupportedModel for what this family's files may ask for and we lack."""
     keys = Keys(metadata, "llama")
     window = keys.integer("attention.sliding_window", 0, low=0, high=CONTEXT_MAX)
     return replace(read_core(keys, interleaved=True), window=window)

@@ -16,7 +16,7 @@ from homeserve.models.stages import Stage
 
 
 def config_from(metadata: Mapping[str, object]) -> ModelConfig:
-    """Raises CheckpointError naming the key, UnsupportedModel."""
+    """Raises InvalidModelFile naming the key, UnsupportedModel."""
     return read_core(Keys(metadata, "qwen2"), interleaved=False)
 
 

@@ -17,7 +17,7 @@ from homeserve.models.stages import Stage
 
 
 def config_from(metadata: Mapping[str, object]) -> ModelConfig:
-    """Raises CheckpointError naming the key, UnsupportedModel."""
+    """Raises InvalidModelFile naming the key, UnsupportedModel."""
     return read_core(Keys(metadata, "qwen3"), interleaved=False)
 
 

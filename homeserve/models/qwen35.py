@@ -19,7 +19,7 @@ from homeserve.models.stages import FeedForward, Stage
 
 
 def config_from(metadata: Mapping[str, object]) -> ModelConfig:
-    """Raises CheckpointError naming the key, UnsupportedModel."""
+    """Raises InvalidModelFile naming the key, UnsupportedModel."""
     keys = Keys(metadata, "qwen35")
     config = read_core(keys, interleaved=False, drafts=True)
     recurrent = read_recurrent(keys, config.layers, config.nextn)

@@ -13,7 +13,7 @@ from homeserve.models.stages import Stage
 
 
 def config_from(metadata: Mapping[str, object]) -> ModelConfig:
-    """Raises CheckpointError naming the key, UnsupportedModel."""
+    """Raises InvalidModelFile naming the key, UnsupportedModel."""
     keys = Keys(metadata, "qwen3moe")
     return read_core(keys, interleaved=False, experts=read_experts(keys))
 

@@ -18,7 +18,7 @@ from homeserve.models.stages import FeedForward, Stage
 
 
 def config_from(metadata: Mapping[str, object]) -> ModelConfig:
-    """Raises CheckpointError naming the key, UnsupportedModel."""
+    """Raises InvalidModelFile naming the key, UnsupportedModel."""
     keys = Keys(metadata, "qwen3next")
     config = read_core(keys, interleaved=False, drafts=True, experts=read_experts(keys, shared=True))
     recurrent = read_recurrent(keys, config.layers, config.nextn)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from backends.base import TensorView, Weight
 from homeserve.checkpoint.safetensors_forms import MadeView
-from homeserve.errors import CheckpointError, UnsupportedModel
+from homeserve.errors import InvalidModelFile, UnsupportedModel
 
 SOURCE = "model"
 """Stands where an error names a file: a tensor may come from any part of a split model."""
@@ -35,7 +35,7 @@ class TensorSource:
         return name in self.tensors
 
     def take(self, name: str, rows: int, cols: int) -> Weight:
-        """The whole tensor, which must be `[rows, cols]`. Raises CheckpointError with the name and both shapes."""
+        """The whole tensor, which must be `[rows, cols]`. Raises InvalidModelFile with the name and both shapes."""
         view = self.checked(name, rows, cols)
         self.taken[name] = view
         return Weight(name, rows, cols)
@@ -61,7 +61,7 @@ class TensorSource:
         """A tensor `[rows, cols]` of unblocked numbers as one vector of `rows * cols`."""
         view = self.checked(name, rows, cols)
         if view.type.block_len != 1:
-            raise CheckpointError(SOURCE, name, f"is of type {view.type.name}, a type without blocks is needed")
+            raise InvalidModelFile(SOURCE, name, f"is of type {view.type.name}, a type without blocks is needed")
         self.taken[name] = replace(view, rows=1, cols=rows * cols)
         return Weight(name, 1, rows * cols)
 
@@ -92,9 +92,9 @@ class TensorSource:
     def checked(self, name: str, rows: int, cols: int) -> TensorView:
         view = self.tensors.get(name)
         if view is None:
-            raise CheckpointError(SOURCE, name, f"is missing; shape {_shape(rows, cols)} is needed")
+            raise InvalidModelFile(SOURCE, name, f"is missing; shape {_shape(rows, cols)} is needed")
         if (view.rows, view.cols) != (rows, cols):
-            raise CheckpointError(
+            raise InvalidModelFile(
                 SOURCE, name, f"has shape {_shape(view.rows, view.cols)}, {_shape(rows, cols)} is needed"
             )
         self.used.add(name)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from homeserve.errors import (
-    CheckpointError,
+    InvalidModelFile,
     ModelNotFound,
     RecordTooLarge,
     SettingError,
@@ -193,7 +193,7 @@ def test_a_load_that_is_refused_raises_the_ranks_own_error(run_once: Run, driver
                 await d.load(tmp_path / "nothing.gguf")
             broken = tmp_path / "broken.gguf"
             broken.write_bytes(b"GGUF" + b"\xff" * 100)
-            with pytest.raises(CheckpointError, match="broken.gguf") as caught:
+            with pytest.raises(InvalidModelFile, match="broken.gguf") as caught:
                 await d.load(broken)
             assert caught.value.path == str(broken)
             await d.load()  # the workers live on

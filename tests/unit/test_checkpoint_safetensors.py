@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 from backends.quant import QuantType
 from homeserve import checkpoint
 from homeserve.checkpoint import hf_config, safetensors_header
-from homeserve.errors import CheckpointError, UnknownArchitecture
+from homeserve.errors import InvalidModelFile, UnknownArchitecture
 from homeserve.models.registry import folder_families
 
 TINY = Path(__file__).parent.parent / "data" / "tiny"
@@ -67,7 +67,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def refused(path: str, words: str) -> None:
-    with pytest.raises(CheckpointError, match=words) as caught:
+    with pytest.raises(InvalidModelFile, match=words) as caught:
         open_model(path)
     assert caught.value.path.startswith(path)
 
@@ -261,7 +261,7 @@ def test_hostile_headers(tmp_path: Path, header: dict[str, Any], words: str) -> 
     raw = json.dumps(header).encode()
     path = tmp_path / "x.safetensors"
     path.write_bytes(struct.pack("<Q", len(raw)) + raw + bytes(32))
-    with pytest.raises(CheckpointError, match=words):
+    with pytest.raises(InvalidModelFile, match=words):
         safetensors_header.read(str(path))
 
 
@@ -269,7 +269,7 @@ def test_hostile_headers(tmp_path: Path, header: dict[str, Any], words: str) -> 
 def test_what_is_no_safetensors_file(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(data)
-    with pytest.raises(CheckpointError):
+    with pytest.raises(InvalidModelFile):
         safetensors_header.read(str(path))
 
 
@@ -288,6 +288,6 @@ def test_mutated_files_open_or_are_refused(tmp_path: Path, round: int) -> None:
         path.write_bytes(data)
         try:
             tensors = safetensors_header.read(str(path)).tensors
-        except CheckpointError:
+        except InvalidModelFile:
             continue
         assert all(view.data.nbytes == view.rows * view.type.row_bytes(view.cols) for view in tensors.values())

@@ -27,7 +27,7 @@ from backends.base import (
 from backends.quant import QuantType
 from backends.reference.backend import ReferenceBackend
 from backends.reference.program import ReferenceProgram
-from homeserve.errors import CheckpointError
+from homeserve.errors import InvalidModelFile
 from homeserve.models import registry
 from homeserve.models.bind import Bound, bind
 from homeserve.models.config import ModelConfig, settle
@@ -148,11 +148,11 @@ def test_a_missing_or_misshapen_tensor_is_named_with_both_shapes(name: str) -> N
     right = given[name]
     del given[name]
     if name != "output.weight":  # without it the head is tied
-        with pytest.raises(CheckpointError, match="is missing") as caught:
+        with pytest.raises(InvalidModelFile, match="is missing") as caught:
             bind(LLAMA, CONFIG, given)
         assert caught.value.where == name
     given[name] = view(name, np.zeros((right.rows + 1, right.cols)))
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(InvalidModelFile) as caught:
         bind(LLAMA, CONFIG, given)
     needed = f"[{right.cols}]" if right.rows == 1 else f"[{right.rows}, {right.cols}]"
     assert caught.value.where == name
@@ -163,7 +163,7 @@ def test_a_missing_or_misshapen_tensor_is_named_with_both_shapes(name: str) -> N
     "extra", ["blk.1.attn_q_norm.weight", "blk.2.ffn_gate_exps.weight", "blk.0.attn_q.scale", "embd_norm.weight"]
 )
 def test_a_tensor_that_nobody_asked_for_is_refused_by_name(extra: str) -> None:
-    with pytest.raises(CheckpointError, match=extra):
+    with pytest.raises(InvalidModelFile, match=extra):
         bind(LLAMA, CONFIG, tensors() | {extra: view(extra, np.ones(HIDDEN))})
 
 
@@ -213,7 +213,7 @@ def test_the_rope_factor_tensor_divides_the_frequencies() -> None:
 
 @pytest.mark.parametrize("bad", [np.array([1, 2, 0, 8]), np.array([1, np.nan, 4, 8]), np.array([1, 2, 4, np.inf])])
 def test_bad_rope_factors_are_refused(bad: np.ndarray) -> None:
-    with pytest.raises(CheckpointError, match=r"rope_freqs.weight"):
+    with pytest.raises(InvalidModelFile, match=r"rope_freqs.weight"):
         bind(LLAMA, CONFIG, tensors() | {"rope_freqs.weight": view("rope_freqs.weight", bad)})
 
 

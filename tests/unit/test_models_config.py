@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from homeserve.errors import CheckpointError, UnknownArchitecture, UnsupportedModel
+from homeserve.errors import InvalidModelFile, UnknownArchitecture, UnsupportedModel
 from homeserve.models import registry
 from homeserve.models.config import settle
 from homeserve.models.family import Family
@@ -90,14 +90,14 @@ def test_numbers_may_differ_by_layer() -> None:
     ],
 )
 def test_a_bad_key_is_named(key: str, value: object) -> None:
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(InvalidModelFile) as caught:
         config(**{key.replace(".", "__"): value})
     assert caught.value.where == f"llama.{key}"
     assert f"llama.{key}" in caught.value.message
 
 
 def test_a_long_hostile_value_does_not_fill_the_error() -> None:
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(InvalidModelFile) as caught:
         config(block_count="x" * 10_000)
     assert len(caught.value.message) < 200
 
@@ -182,7 +182,7 @@ def test_llama3_scaling_keeps_short_and_divides_long_wavelengths() -> None:
 
 
 def test_llama3_factors_that_cross_are_refused() -> None:
-    with pytest.raises(CheckpointError, match="high_freq"):
+    with pytest.raises(InvalidModelFile, match="high_freq"):
         config(
             homeserve__rope_llama3_factor=8.0,
             homeserve__rope_llama3_low_freq_factor=4.0,

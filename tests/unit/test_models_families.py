@@ -25,7 +25,7 @@ from backends.base import (
 )
 from backends.quant import QuantType
 from budget.facts import ModelShape
-from homeserve.errors import CheckpointError, UnsupportedModel
+from homeserve.errors import InvalidModelFile, UnsupportedModel
 from homeserve.models import registry, stages
 from homeserve.models.bind import Bound, bind
 from homeserve.models.config import TOKEN_INPUT, ModelConfig
@@ -98,7 +98,7 @@ def test_without_a_window_every_layer_sees_everything() -> None:
 
 @pytest.mark.parametrize("bad", [[True, False], [1, 0, 1, 0], -1, "odd", 2.5])
 def test_a_bad_pattern_is_named(bad: object) -> None:
-    with pytest.raises(CheckpointError, match="sliding_window_pattern"):
+    with pytest.raises(InvalidModelFile, match="sliding_window_pattern"):
         config_of("gpt-oss", attention__sliding_window_pattern=bad)
 
 
@@ -179,7 +179,7 @@ def test_only_a_part_of_a_head_turns_in_hybrids() -> None:
 def test_biases_that_a_family_always_has_are_demanded(arch: str) -> None:
     family, config, tensors = rig.made(arch, FOUR)
     left = {name: view for name, view in tensors.items() if name != "blk.2.attn_k.bias"}
-    with pytest.raises(CheckpointError, match=r"blk\.2\.attn_k\.bias: is missing"):
+    with pytest.raises(InvalidModelFile, match=r"blk\.2\.attn_k\.bias: is missing"):
         bind(family, config, left)
 
 
@@ -237,7 +237,7 @@ def test_wide_heads_see_everything_and_take_v_from_k() -> None:
 def test_a_windowed_layer_without_v_is_damaged() -> None:
     family, config, tensors = rig.made("gemma4", FOUR)
     left = {name: each for name, each in tensors.items() if name != "blk.2.attn_v.weight"}
-    with pytest.raises(CheckpointError, match=r"blk\.2\.attn_v\.weight: is missing"):
+    with pytest.raises(InvalidModelFile, match=r"blk\.2\.attn_v\.weight: is missing"):
         bind(family, config, left)
 
 
@@ -247,7 +247,7 @@ def test_the_last_layers_read_the_last_of_their_kind() -> None:
     longer = config_of("gemma4", rig.Stack(6), attention__shared_kv_layers=2)
     assert [mixer.kv_source for mixer in mixers("gemma4", longer)] == [None, None, None, None, 2, 3]
     assert config_of("gemma4").kv_shared == 0
-    with pytest.raises(CheckpointError, match="shared_kv_layers"):
+    with pytest.raises(InvalidModelFile, match="shared_kv_layers"):
         config_of("gemma4", attention__shared_kv_layers=4)
 
 
@@ -287,10 +287,10 @@ def test_columns_that_cut_a_block_are_refused() -> None:
 def test_without_inputs_by_token_their_tensors_are_unknown() -> None:
     family, _, tensors = rig.made("gemma4", FOUR)
     plain = config_of("gemma4", embedding_length_per_layer_input=0)
-    with pytest.raises(CheckpointError, match="inp_gate"):
+    with pytest.raises(InvalidModelFile, match="inp_gate"):
         bind(family, plain, tensors)
     bare = {n: t for n, t in tensors.items() if not any(part in n for part in ("inp_gate", ".proj.", ".post_norm."))}
-    with pytest.raises(CheckpointError, match="per_layer_"):
+    with pytest.raises(InvalidModelFile, match="per_layer_"):
         bind(family, plain, bare)
     bare = {name: each for name, each in bare.items() if name not in TOKEN_INPUT}
     assert not [op for op in bind(family, plain, bare).ops if getattr(op, "src", None) == "embedded"]
@@ -337,15 +337,15 @@ def test_the_shared_expert_goes_through_its_gate(arch: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "error"),
     [
-        ("expert_count", 0, CheckpointError),
-        ("expert_count", None, CheckpointError),
-        ("expert_used_count", 5, CheckpointError),
+        ("expert_count", 0, InvalidModelFile),
+        ("expert_count", None, InvalidModelFile),
+        ("expert_used_count", 5, InvalidModelFile),
         ("expert_used_count", [2, 2, 2, 1], UnsupportedModel),
-        ("expert_feed_forward_length", None, CheckpointError),
+        ("expert_feed_forward_length", None, InvalidModelFile),
         ("expert_feed_forward_length", [24, 24, 12, 24], UnsupportedModel),
         ("expert_gating_func", 4, UnsupportedModel),
         ("expert_group_count", 2, UnsupportedModel),
-        ("expert_weights_norm", "yes", CheckpointError),
+        ("expert_weights_norm", "yes", InvalidModelFile),
     ],
 )
 def test_bad_expert_keys_are_named(key: str, value: object, error: type[Exception]) -> None:
@@ -385,7 +385,7 @@ def test_which_layers_are_recurrent(arch: str) -> None:
     assert recurrent(full_attention_interval=None) == [True, True, True, False]
     assert recurrent(full_attention_interval=2) == [True, False, True, False]
     assert recurrent(attention__recurrent_layers=[False, True, True, False]) == [False, True, True, False]
-    with pytest.raises(CheckpointError, match="recurrent_layers"):
+    with pytest.raises(InvalidModelFile, match="recurrent_layers"):
         recurrent(attention__recurrent_layers=[True])
 
 
@@ -457,7 +457,7 @@ def test_projections_ordered_by_key_head_equal_separate_ones(tiled: bool) -> Non
     ],
 )
 def test_bad_delta_keys_are_named(key: str, value: object) -> None:
-    with pytest.raises(CheckpointError, match=f"qwen35.{key}"):
+    with pytest.raises(InvalidModelFile, match=f"qwen35.{key}"):
         config_of("qwen35", **{key.replace(".", "__"): value})
 
 
@@ -485,18 +485,18 @@ def test_a_file_without_its_drafting_block_is_none_the_worse(arch: str) -> None:
     assert bound.config.nextn == 0
     assert np.array_equal(rig.run(bound)["logits"], rig.run(bind(family, config, tensors))["logits"])
     half = bare | {"blk.3.attn_q.weight": tensors["blk.3.attn_q.weight"]}
-    with pytest.raises(CheckpointError, match=r"blk\.3\.attn_q\.weight"):
+    with pytest.raises(InvalidModelFile, match=r"blk\.3\.attn_q\.weight"):
         bind(family, config, half)
 
 
 def test_a_drafting_block_with_an_unknown_part_is_refused_and_so_is_one_of_a_family_without() -> None:
     family, config, tensors = rig.made("qwen35", DRAFTING)
     for name in ("blk.3.nextn.odd.weight", "blk.4.attn_q.weight"):
-        with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+        with pytest.raises(InvalidModelFile, match=name.replace(".", r"\.")):
             bind(family, config, tensors | {name: view(name, np.ones(rig.HIDDEN))})
     with pytest.raises(UnsupportedModel, match=r"qwen3\.nextn_predict_layers is 1"):
         config_of("qwen3", nextn_predict_layers=1)
-    with pytest.raises(CheckpointError, match="nextn_predict_layers"):
+    with pytest.raises(InvalidModelFile, match="nextn_predict_layers"):
         config_of("qwen35", nextn_predict_layers=4)
 
 

@@ -16,7 +16,7 @@ from backends.base import TensorView
 from backends.quant import QuantType
 from budget.facts import ModelShape
 from homeserve import checkpoint
-from homeserve.errors import CheckpointError, ModelNotFound, SettingError, UnknownArchitecture
+from homeserve.errors import InvalidModelFile, ModelNotFound, SettingError, UnknownArchitecture
 from homeserve.model_facts import read_shape
 from homeserve.models import registry
 from homeserve.models.facts import kv_quant_type
@@ -152,11 +152,11 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_split_model_that_lacks_a_part(tmp_path: Path) -> None:
     keys: dict[str, str | int] = {"general.architecture": "llama", "split.no": 0, "split.count": 2}
-    with pytest.raises(CheckpointError, match="part 2 of 2 is missing") as error:
+    with pytest.raises(InvalidModelFile, match="part 2 of 2 is missing") as error:
         read_shape(file(tmp_path / "a-00001-of-00002.gguf", keys))
     assert error.value.fix == "fetch all parts"
 
 
 def test_a_model_without_its_keys_names_the_key(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="block_count"):
+    with pytest.raises(InvalidModelFile, match="block_count"):
         read_shape(file(tmp_path / "a.gguf", {"general.architecture": "llama"}))

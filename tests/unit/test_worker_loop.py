@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from homeserve.errors import BudgetError, CheckpointError, HomeserveError, UnknownArchitecture, UnsupportedModel
+from homeserve.errors import BudgetError, HomeserveError, InvalidModelFile, UnknownArchitecture, UnsupportedModel
 from homeserve.wire.doorbell import BellReader, BellWriter
 from homeserve.wire.faults import parse
 from homeserve.wire.records import Plan, PlanKind, Progress, Result, Sample
@@ -66,7 +66,7 @@ class Acting:
 
 
 RAISES: dict[int, Exception] = {
-    1: CheckpointError("m.gguf", "blk.0", "is cut off"),
+    1: InvalidModelFile("m.gguf", "blk.0", "is cut off"),
     2: BudgetError("too small", field="kv", fix="less"),
     3: ZeroDivisionError("by nothing"),
     4: MemoryError(),
