@@ -20,7 +20,7 @@ from typing import Any
 from budget.ceilings import ceilings
 from budget.facts import GIB, KV_BITS, MIB, Box, Doubt, MemoryFacts, ModelShape
 from budget.geometry import requantised
-from budget.ledger import FLIP
+from budget.ledger import FLIP, PIPELINE, TENSOR
 from budget.plan import Advice, Plan, Refusal, Unknown, plan
 from budget.quants import LADDER, bits_per_weight
 from budget.question import settings_of
@@ -39,7 +39,6 @@ _COSTS = {
     "max_running": "fewer requests are computed together",
     "chunk": "smaller prompt chunks: slower prefill",
     "floor_mib": "less memory stays free for others",
-    "quant": "another file of the model, answers lose a little",
     "kv_tokens": "a larger pool than this host gives unasked",
     "draft": "no drafting: slower decode",
     "flip": "one layout for prefill and decode",
@@ -103,8 +102,8 @@ def with_memory(box: Box, total_bytes: int) -> Box:
     """The box with so much host memory, where its profile does not say how much it has."""
     if box.memory is not None:
         return box
-    what = f"taken as {total_bytes // MIB} MiB because that was asked"
-    memory = MemoryFacts(total_bytes, total_bytes, "assumed", None)
+    what = f"{total_bytes // MIB} MiB, because that was asked"
+    memory = MemoryFacts(total_bytes, total_bytes, "MemTotal", None)
     return replace(box, memory=memory, doubts=(*box.doubts, Doubt("host memory", "the profile does not say it", what)))
 
 
@@ -157,11 +156,20 @@ def _advice(subject: Subject, made: Plan) -> Iterable[Advice]:
         full = bool(made.wish.context) or made.context >= made.shape.context
         gain = other.kv_tokens - made.kv_tokens if full else other.context - made.context
         if gain >= max(_LEAST_GAIN, (made.kv_tokens if full else made.context) // 100):
-            costs = "; ".join(_COSTS[name] for name in settings)
+            costs = "; ".join(_cost(name, value) for name, value in settings.items())
             found.append(Advice(settings, gain, costs, "pool" if full else "context"))
     # Of two that give the same, the first one asks for less.
     best = {advice.gain_tokens: advice for advice in reversed(found)}
     return sorted(best.values(), key=lambda advice: -advice.gain_tokens)[:ADVICE_AT_MOST]
+
+
+def _cost(name: str, value: str | int) -> str:
+    """What a change costs, in a few words."""
+    if name != "quant":
+        return _COSTS[name]
+    bits = bits_per_weight(str(value)) or 0.0
+    lose = "a little" if bits > 4.4 else "noticeably" if bits > 3.0 else "much"
+    return f"another file of the model, answers lose {lose}"
 
 
 def _changes(subject: Subject, made: Plan) -> Iterable[Settings]:
@@ -207,7 +215,9 @@ def _nearest(subject: Subject, wish: Wish) -> tuple[Settings, str] | None:
             told = {**settings_of(asked), **{name: settings[name] for name in _BESIDE if name in settings}}
             told["context"] = outcome.context
             told["max_running"] = outcome.running
-            return told, f"{text}: {outcome.context} tokens of context, {outcome.running} at once"
+            speed = outcome.speeds.get(TENSOR) or outcome.speeds[PIPELINE]
+            size = f"{outcome.context} tokens of context, {outcome.running} at once"
+            return told, f"{text}: {size}, about {speed.decode_tok_s:.3g} tokens/s for one user ({outcome.option})"
     return None
 
 

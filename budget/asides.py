@@ -41,7 +41,7 @@ def speed_lines(style: Style, plan: Plan) -> list[str]:
     columns = [
         Column("layout"),
         Column("prefill tokens/s", right=True),
-        Column("decode tokens/s", right=True),
+        Column("decode tokens/s, one user", right=True),
         Column("how sure", limit=0),
     ]
     head = "Speed that the devices' own numbers allow (estimated, not measured)"

@@ -209,7 +209,8 @@ def _fastest_first(job: Job, ceilings: Ceilings, groups: Sequence[Sequence[Optio
         return list(groups)
     seconds = {id(group): _job_seconds(job, group[0], ceilings) for group in alone}
     best = min(alone, key=lambda group: seconds[id(group)])
-    if seconds[id(best)] < seconds[id(alone[0])] * _EARNED:
+    earned = _EARNED if alone[0][0].flips else 1.0
+    if seconds[id(best)] < seconds[id(alone[0])] * earned:
         alone.sort(key=lambda group: seconds[id(group)])
     return [*alone, *(group for group in groups if _ways_out(group))]
 
@@ -226,7 +227,11 @@ def _passed_over(taken: Trial, devices: Sequence[Device], tried: Sequence[Trial]
             speeds = _speeds_by_speed(job, option, ceilings)
             prefill, decode = speeds.get(PIPELINE) or speeds[TENSOR], speeds.get(TENSOR) or speeds[PIPELINE]
             slower = _seconds(speeds) > _seconds(taken.speeds)
-            why = "slower on these devices" if slower else "not so much faster that it is worth giving up the flip"
+            why = (
+                "slower on these devices"
+                if slower
+                else "about as fast: with both layouts the server measures which pays"
+            )
             found.append(Priced(option.name, None, prefill.prefill_tok_s, decode.decode_tok_s, why))
     return tuple(found)
 
