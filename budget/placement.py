@@ -75,14 +75,20 @@ class Job:
 
     @cached_property
     def layers(self) -> tuple[LayerShape, ...]:
-        return tuple(_dense(layer) for layer in self.shape.layers) if self.wish.dense else self.shape.layers
+        return (
+            tuple(_dense(layer, self.wish.dense) for layer in self.shape.layers)
+            if self.wish.dense
+            else self.shape.layers
+        )
 
     @cached_property
     def drafting(self) -> tuple[LayerShape, ...]:
         """The drafting block's layers, where it is wanted."""
         if not self.wish.draft:
             return ()
-        return tuple(_dense(layer) for layer in self.shape.nextn) if self.wish.dense else self.shape.nextn
+        return (
+            tuple(_dense(layer, self.wish.dense) for layer in self.shape.nextn) if self.wish.dense else self.shape.nextn
+        )
 
     @cached_property
     def alike(self) -> tuple[tuple[LayerShape, bool, int], ...]:
@@ -169,7 +175,7 @@ class Job:
         return sum(self.state(layer) for layer in self.layers)
 
     def _table(self, packed: int) -> int:
-        return self.shape.vocab * self.shape.hidden * 2 if self.wish.dense and packed else packed
+        return self.shape.vocab * self.shape.hidden * self.wish.dense if self.wish.dense and packed else packed
 
 
 _STEP = 256
@@ -190,9 +196,9 @@ def pages(tokens: int) -> int:
     return -(-tokens // PAGE) * PAGE
 
 
-def _dense(layer: LayerShape) -> LayerShape:
-    """The layer as a backend without packed kernels holds it: two bytes a weight."""
-    factor = layer.params * 2 / layer.bytes if layer.bytes else 1.0
+def _dense(layer: LayerShape, each: int) -> LayerShape:
+    """The layer as a backend without packed kernels holds it: `each` bytes a weight."""
+    factor = layer.params * each / layer.bytes if layer.bytes else 1.0
     return replace(
         layer,
         mixer_bytes=round(layer.mixer_bytes * factor),

@@ -553,8 +553,9 @@ def _dense_words(trial: Trial, device: Device) -> str:
     """What packed weights become where no kernel reads them."""
     packed, dense = trial.job.shape.layers, trial.job.layers
     before, after = sum(layer.bytes for layer in packed) / len(packed), sum(layer.bytes for layer in dense) / len(dense)
+    kind = {2: "bf16", 4: "float32"}[trial.job.wish.dense]
     words = (
-        f". This backend has no kernel for packed weights and would hold them as bf16: {before / MIB:.1f} ->"
+        f". This backend has no kernel for packed weights and would hold them as {kind}: {before / MIB:.1f} ->"
         f" {after / MIB:.1f} MiB a layer, {after / before:.2f}x"
     )
     weights = sum(line.bytes for line in _least_lines(trial) if line.name in (host_lines.WEIGHTS, "vision"))

@@ -48,5 +48,6 @@ class Wish:
     """Bytes of peer aperture that each process group maps."""
     exclusive: bool = True
     """Exactly one layout's KV pool holds physical pages; False prices both resident at once."""
-    dense: bool = False
-    """Price a backend that would materialise packed weights as bf16."""
+    dense: int = 0
+    """Bytes that a backend without kernels for packed weights holds for each (2: bf16, 4: float32); 0: they stay
+    packed."""

@@ -37,11 +37,13 @@ def plan_of(settings: Settings, facts: ModelFacts, box: Box) -> Plan:
 
 
 def wish_of(settings: Settings, box: Box) -> Wish:
-    """This version computes on the CPU alone, whatever else the box has."""
+    """This version computes on the CPU alone, whatever else the box has. The reference backend holds weights and KV
+    rows as float32, whatever their type rounds them to."""
+    exact = settings.backend == "reference"
     return Wish(
         context=settings.context,
         kv_tokens=settings.kv_tokens,
-        kv_type=settings.kv_type,
+        kv_type="f32" if exact else settings.kv_type,
         running=settings.max_running,
         chunk=settings.chunk,
         logit_rows=settings.max_running + PROMPT_LOGPROB_ROWS,
@@ -49,6 +51,7 @@ def wish_of(settings: Settings, box: Box) -> Wish:
         floor_bytes=settings.floor_mib * MIB,
         threads=settings.threads or (box.cpu.usable if box.cpu is not None else 1),
         draft=False,
+        dense=4 if exact else 0,
         prefix_cache=settings.prefix_cache,
     )
 

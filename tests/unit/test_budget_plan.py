@@ -231,7 +231,7 @@ def drafting_row(model: ModelShape, kv_type: str) -> float:
 
 
 def test_b8_a_backend_that_materialises_dense_is_refused_with_both_numbers() -> None:
-    outcome = planned(LAPTOP, shape("moe35b"), Wish(devices=("cpu",), dense=True, running=1, vision=True))
+    outcome = planned(LAPTOP, shape("moe35b"), Wish(devices=("cpu",), dense=2, running=1, vision=True))
     assert isinstance(outcome, Refusal)
     weights = sum(line.bytes for line in outcome.lines if line.name in ("weights", "vision"))
     assert weights / GIB == pytest.approx(67, rel=0.01)
