@@ -61,6 +61,8 @@ class Parting:
     ours: int
     theirs: int
     gap: float
+    oracle: int
+    """The token that the oracle takes there."""
 
 
 def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -99,15 +101,41 @@ def theirs(url: str, prompt: list[int], count: int) -> list[int]:
     return list(post(f"{url}/completion", body | {"return_tokens": True})["tokens"])
 
 
+def dense_copy(model: Path, target: Path) -> Path:
+    """The same GGUF with every tensor as float32."""
+    import gguf
+
+    reader = gguf.GGUFReader(str(model))
+    arch = reader.fields["general.architecture"].contents()
+    writer = gguf.GGUFWriter(str(target), arch)
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name in ("general.architecture", "general.file_type"):
+            continue
+        kinds = field.types
+        sub = kinds[1] if kinds[0] == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(name, field.contents(), kinds[0], sub_type=sub)
+    for tensor in reader.tensors:
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype("float32")
+        writer.add_tensor(tensor.name, values.reshape(tuple(int(n) for n in reversed(tensor.shape))))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", required=True, type=Path)
     parser.add_argument("--model", required=True, type=Path)
     parser.add_argument("--prompts", type=int, default=len(PROMPTS))
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--dense", action="store_true", help="compare on a float32 copy, where neither rounds weights")
     parser.add_argument("--record", type=Path)
     args = parser.parse_args()
     logs = Path(tempfile.mkdtemp(prefix="parity-"))
+    if args.dense:
+        args.model = dense_copy(args.model, logs / f"{args.model.stem}.f32.gguf")
     up = [sys.executable, "-P", "-m", "homeserve", "up", str(args.model), "--context", "2048", "--kv-type", "f32"]
     peer = [str(args.peer), "-m", str(args.model), "-c", "2048", "-ctk", "f32", "-ctv", "f32", "-fa", "off", "-t", "2"]
     commands = {"ours": up, "peer": peer, "oracle": [*up, "--backend", "reference", "--max-running", "1"]}
@@ -133,7 +161,9 @@ def main() -> int:
             if at is None:
                 equal += 1
             else:
-                partings.append(Parting(prompt, at, mine[at], other[at], oracle.gap(ids + mine[:at])))
+                before = ids + mine[:at]
+                (best,) = oracle.answer(before, 1)
+                partings.append(Parting(prompt, at, mine[at], other[at], oracle.gap(before), best))
     finally:
         for server in servers.values():
             server.stop()
@@ -154,7 +184,8 @@ def told(args: argparse.Namespace, equal: int, partings: list[Parting]) -> str:
         f" {ties} of them at a tie (the oracle's two best logits closer than {TIE})",
     ]
     lines += [
-        f"  {parting.prompt!r}: at token {parting.at} {parting.ours} against {parting.theirs}, gap {parting.gap:.4f}"
+        f"  {parting.prompt!r}: at token {parting.at} {parting.ours} against {parting.theirs}, gap {parting.gap:.4f},"
+        f" the oracle takes {'ours' if parting.oracle == parting.ours else 'theirs'}"
         for parting in partings
     ]
     return "\n".join(lines)
