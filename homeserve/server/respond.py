@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
@@ -24,7 +25,7 @@ from homeserve.server.generation import Generation
 from homeserve.server.metrics import Metrics
 from homeserve.server.parts import Parts, Served
 from homeserve.server.shapes import Shape
-from homeserve.server.sse import PING_S, ClientStalled, EventStream
+from homeserve.server.sse import PING_S, ClientLeft, ClientStalled, EventStream
 from homeserve.server.timing import timing_block, usage_block
 
 log = logging.getLogger("homeserve.server")
@@ -146,9 +147,13 @@ async def _stream(
                 await out.send([encode(chunk) for chunk in chunks])
         await out.done()
     except ChoiceFailed as failure:
-        await out.send([encode(_told(failure, parts, request_id).as_body())])
+        with suppress(ClientLeft):
+            await out.send([encode(_told(failure, parts, request_id).as_body())])
     except ClientStalled as stalled:
         log.warning("request %s: %s; it was aborted", request_id, stalled)
+    except ClientLeft:
+        # Usually the handler is cancelled first; here the write was.
+        log.info("request %s: the client left; it was aborted", request_id)
     return out.response
 
 

@@ -25,6 +25,10 @@ class ClientStalled(Exception):
     """The client read nothing for too long."""
 
 
+class ClientLeft(Exception):
+    """The client closed the connection between two events."""
+
+
 class EventStream:
     """Begins the response at `start`; every method that writes may raise ConnectionError or ClientStalled."""
 
@@ -65,6 +69,8 @@ class EventStream:
         except TimeoutError:
             self.abandon()
             raise ClientStalled(f"the client read nothing for {self._stall_s:g} s") from None
+        except ConnectionResetError as error:
+            raise ClientLeft(str(error)) from None
 
     def abandon(self) -> None:
         """Drop the connection with whatever is unsent."""

@@ -183,9 +183,13 @@ def children(pid: int) -> set[int]:
     todo = [pid]
     while todo:
         parent = todo.pop()
-        for path in Path(f"/proc/{parent}/task").glob("*/children"):
+        try:
+            tasks = os.listdir(f"/proc/{parent}/task")
+        except OSError:  # it ended meanwhile
+            continue
+        for task in tasks:
             try:
-                below = {int(word) for word in path.read_text().split()}
+                below = {int(word) for word in Path(f"/proc/{parent}/task/{task}/children").read_text().split()}
             except OSError:
                 continue
             todo += below - found
