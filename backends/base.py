@@ -329,22 +329,44 @@ Op = (
 
 @dataclass(frozen=True)
 class KvLayer:
-    """Shape of one attention layer's rows in the pool."""
+    """Shape of one attention layer's rows in the pool, and the group whose slots they lie in."""
 
     kv_heads: int
     head_dim: int
+    group: int = 0
+
+
+@dataclass(frozen=True)
+class KvWindow:
+    """A group of layers that see the last `window` tokens only: `slots` rows for each (a multiple of PAGE_LEN)."""
+
+    window: int
+    slots: int
 
 
 @dataclass(frozen=True)
 class KvPool:
-    """The KV pool of a rank: `slots` rows (a multiple of PAGE_LEN) for each layer, one K and one V of `type`.
+    """The KV pool of a rank, one K and one V of `type` for each layer, in groups that keep the same tokens.
 
-    Slot s lies in page s // PAGE_LEN. `type` is F32, F16, BF16, Q8_0 or F8.
+    Group 0 keeps every token and has `slots` rows for each of its layers; group g > 0 is `windows[g - 1]`. A group has
+    slots of its own numbering; slot s lies in page s // PAGE_LEN. The groups are the model's: a rank may hold no layer
+    of some. `type` is F32, F16, BF16, Q8_0 or F8.
     """
 
     layers: tuple[KvLayer, ...]
     slots: int
     type: QuantType
+    windows: tuple[KvWindow, ...] = ()
+
+    @property
+    def group_slots(self) -> tuple[int, ...]:
+        """Slots of each group."""
+        return (self.slots, *(window.slots for window in self.windows))
+
+    @property
+    def group_windows(self) -> tuple[int, ...]:
+        """Tokens that each group keeps; 0: every one."""
+        return (0, *(window.window for window in self.windows))
 
 
 @dataclass(frozen=True)
@@ -387,9 +409,10 @@ class Batch:
 
     tokens     int32 [rows]
     positions  int32 [rows]           position of the row in its sequence
-    slots      int32 [rows]           where its K and V go
+    slots      int32 [groups, rows]   where its K and V go in each KV group
     lanes      int32 [rows]           which row of `tables` describes its sequence
-    tables     int32 [lanes, lane_pages]   page of each 16 positions of the lane's sequence (kept by the worker)
+    tables     int32 [groups, lanes, lane_pages]   page of each 16 positions of the lane's sequence (kept by the worker);
+               in a group with a window those before the window of the lane's first row mean nothing and are not read
     logit_rows int32 [n]              indices of rows whose logits are wanted, ascending
     states     int32 [lanes]          state slot of each lane (models with recurrent layers only)
     """

@@ -248,6 +248,11 @@ class ModelShape:
         head = self.embedding_bytes if self.tied else self.head_bytes
         return sum(layer.read_bytes for layer in self.layers) + head
 
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The distinct windows of its attention layers, ascending: each is a KV group of its own."""
+        return tuple(sorted({layer.kv.window for layer in (*self.layers, *self.nextn) if layer.kv and layer.kv.window}))
+
     def kv_bytes_per_token(self, kv_type: str, *, windows: bool = False) -> float:
         """Bytes of one more token in the layers that keep every token (with `windows`: in all attention layers)."""
         return sum(

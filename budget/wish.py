@@ -51,3 +51,18 @@ class Wish:
     dense: int = 0
     """Bytes that a backend without kernels for packed weights holds for each (2: bf16, 4: float32); 0: they stay
     packed."""
+
+
+def pages(tokens: int) -> int:
+    """Slots of the whole pages that hold so many tokens."""
+    return -(-tokens // PAGE) * PAGE
+
+
+def window_slots(window: int, tokens: int, running: int, chunk: int) -> int:
+    """Slots of a pool for layers that see the last `window` tokens, beside a pool of `tokens`.
+
+    A request that decodes holds the pages that its window touches, one more than would hold it at the worst; the prompt
+    rows of a plan, `chunk` of them, are beside the windows behind them. And no layer keeps more than all tokens.
+    """
+    most = running * (pages(window) + PAGE) + pages(chunk)
+    return min(pages(tokens), most)

@@ -32,11 +32,15 @@ def model_of(run: Any) -> str:
     return str(json.loads(run.ready_file.read_text())["model"])
 
 
-def test_up_tells_in_order_and_its_curl_answers_paris(box: Any, smollm2: str) -> None:
+def test_up_tells_in_order_and_its_curl_answers_paris(box: Any, smollm2: str, wait_until: Any) -> None:
     run = box.up(smollm2)
     facts = json.loads(run.ready_file.read_text())
     assert set(facts) == {"schema", "url", "port", "pid", "model"}
     assert (facts["pid"], facts["url"]) == (run.pid, f"http://127.0.0.1:{facts['port']}")
+    wait_until(
+        "what it says when it is ready",
+        lambda: any(line.strip().startswith("curl ") for line in run.out.splitlines()[:-1]),
+    )
     heads = [line.split()[0] for line in run.out.splitlines() if line and not line.startswith(" ")]
     assert [heads.index(word) for word in ("box", "model", "plan", "load", "ready")] == sorted(
         heads.index(word) for word in ("box", "model", "plan", "load", "ready")
