@@ -24,23 +24,13 @@ from dataclasses import replace
 from itertools import accumulate
 
 from budget.ceilings import Ceilings, Device
-from budget.ledger import TENSOR
-from budget.placement import (
-    Cut,
-    Job,
-    Option,
-    Shard,
-    Share,
-    last_rank_bytes,
-    layer_bytes,
-    pipeline_shares,
-    ranges_of,
-    standing_bytes,
-    tensor_shares,
-    terms,
-)
+from budget.host_lines import KV
+from budget.job import Job, Share
+from budget.ledger import TENSOR, Term
+from budget.placement import Cut, Option, Shard, last_share, layer_share, pipeline_shares, ranges_of, tensor_shares
 from budget.solve import TOKENS_MAX, room
 from budget.speed import DeviceRates, rates_of
+from budget.terms import standing_bytes, terms
 from budget.vectors import apportion, best_token_vector, reduced
 from budget.wish import PAGE
 
@@ -123,14 +113,15 @@ def token_vector(
     """The vector that addresses the most tokens with what the weights leave of each rank, at the worst of the moments
     at which the rank's rows are held."""
     tensor = tensor_shares(job, replace(shard, tokens=(1,) * len(option.ranks)))
-    row = sum(share.kv_row for share in tensor)
+    # Rows of windows follow the same vector: where nothing else is kept, they are what it divides.
+    row = sum(share.kv_row for share in tensor) or sum(rows.row for share in tensor for rows in share.windows)
     if not row:
         return (1,) * len(option.ranks)
     found = terms(job, option, ceilings, pipeline, tensor)
-    pools = {term.device: term.held for term in found if term.per_token and not term.until and TENSOR in term.held}
+    pools = {term.device: term.held for term in found if _divided(term)}
     rows = []
     for index in option.ranks:
-        own = [term for term in found if term.device == index]
+        own = [term for term in found if term.device == index and not (_divided(term) and term.until)]
         held = max(sum(term.most for term in own if moment in term.held) for moment in pools[index])
         rows.append(max(1, int(((ceilings.devices[index].ceiling_bytes or 0) - held) / row / PAGE)))
     return best_token_vector(rows)
@@ -141,10 +132,8 @@ def fullest(job: Job, option: Option, ceilings: Ceilings, first: int = 0) -> Cut
     rest is cut over the others. Memory that devices share is not looked at: the ledger does that."""
     count, ranks = len(job.layers), option.ranks[1:] if first else option.ranks
     least = 1 if count - first >= len(ranks) else 0
-    sizes = [layer_bytes(job, option, index) for index in range(first, count)]
-    fixed = [0.0, *accumulate(size for size, _ in sizes)]
-    slope = [0.0, *accumulate(row for _, row in sizes)]
-    head, head_row = last_rank_bytes(job)
+    stack = _Stack([layer_share(job, option, index) for index in range(first, count)])
+    tail = _Stack([last_share(job, option)])
     left = [
         (ceilings.devices[index].ceiling_bytes or 0) - standing_bytes(job, option, ceilings.devices[index])
         for index in ranks
@@ -154,7 +143,7 @@ def fullest(job: Job, option: Option, ceilings: Ceilings, first: int = 0) -> Cut
         """Where each rank's layers end; None if so many tokens do not fit."""
 
         def weight(end: int) -> float:
-            return fixed[end] + slope[end] * tokens
+            return stack.held(end, tokens)
 
         known: dict[tuple[int, int], tuple[int, ...] | None] = {}
 
@@ -165,9 +154,9 @@ def fullest(job: Job, option: Option, ceilings: Ceilings, first: int = 0) -> Cut
                 return ()
             if (rank, begin) in known:
                 return known[rank, begin]
-            most = bisect_right(range(len(fixed)), weight(begin) + left[rank], key=weight) - 1
+            most = bisect_right(range(stack.layers + 1), weight(begin) + left[rank], key=weight) - 1
             best: tuple[int, ...] | None = None
-            for end in range(min(most, len(sizes) - least * (len(left) - 1 - rank)), begin + least - 1, -1):
+            for end in range(min(most, stack.layers - least * (len(left) - 1 - rank)), begin + least - 1, -1):
                 rest = reach(rank + 1, end)
                 if rest is not None and (best is None or (end, *rest)[-1] > best[-1]):
                     best = (end, *rest)
@@ -180,13 +169,14 @@ def fullest(job: Job, option: Option, ceilings: Ceilings, first: int = 0) -> Cut
         if found is None:
             return None
         begin = found[-1] if found else 0
-        rest = weight(len(sizes)) - weight(begin) + head + head_row * tokens
-        return (*found, len(sizes)) if rest <= left[-1] else None
+        rest = weight(stack.layers) - weight(begin) + tail.held(1, tokens)
+        return (*found, stack.layers) if rest <= left[-1] else None
 
     if ends(0) is None:
         return None
-    row = slope[-1] + head_row
-    low, high = 0, 1 + (int(min(_POOL_MOST, sum(left) / row)) if row else 0)
+    row = stack.row[-1] + tail.row[-1]
+    # Without rows that keep every token nothing grows once the windows do not.
+    low, high = 0, 1 + (int(min(_POOL_MOST, sum(left) / row)) if row else max(stack.stops, tail.stops))
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if ends(middle) is not None else (low, middle)
@@ -195,6 +185,32 @@ def fullest(job: Job, option: Option, ceilings: Ceilings, first: int = 0) -> Cut
 
 
 # ------------------------------------------------------------------------------------------------------------- details
+
+
+class _Stack:
+    """Sums over the first layers of a row of layers: fixed bytes, bytes a token, and bytes a token that end."""
+
+    def __init__(self, shares: Sequence[Share]) -> None:
+        self.layers = len(shares)
+        self.row = [0.0, *accumulate(share.kv_row for share in shares)]
+        self._fixed = [0.0, *accumulate(share.weights + share.kv_fixed + share.state for share in shares)]
+        slots = {rows.slots for share in shares for rows in share.windows}
+        self._ending = {
+            until: [0.0, *accumulate(sum(r.row for r in share.windows if r.slots == until) for share in shares)]
+            for until in slots
+        }
+        self.stops = max(slots, default=0)
+        """Tokens from which on no window grows."""
+
+    def held(self, end: int, tokens: int) -> float:
+        """Of the first `end` layers, with a pool of so many tokens."""
+        ending = sum(row[end] * min(tokens, until) for until, row in self._ending.items())
+        return self._fixed[end] + self.row[end] * tokens + ending
+
+
+def _divided(term: Term) -> bool:
+    """Whether the token vector divides it: rows of the tensor layout."""
+    return term.name in (KV, f"{KV}, {TENSOR}") and TENSOR in term.held
 
 
 def _fewest(most: int, comfort: int, rooms: Callable[[int], tuple[int, int]]) -> int:

@@ -22,6 +22,8 @@ GIB = 1 << 30
 
 KV_BITS: Mapping[str, float] = {"f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "f8": 8.0}
 """Bits of one element of a KV row, by the type's name. q8_0: 32 int8 and one f16 scale."""
+KV_BLOCKS: Mapping[str, int] = {"q8_0": 32}
+"""Dims of one head that share a scale, of types that have one: a head is a whole number of them."""
 
 
 @dataclass(frozen=True)
@@ -156,12 +158,14 @@ class Box:
 @dataclass(frozen=True)
 class KvShape:
     """What one token leaves in one attention layer: `elements` of K and V together (of the latent and its rotary part
-    in MLA). `window` > 0: only the last so many tokens of a request are ever read. `heads` is what a tensor layout can
-    split the K and V projections by."""
+    in MLA). `window` > 0: only the last so many tokens of a request are ever read, and no more are kept. `heads` is
+    what a tensor layout can split the K and V projections by; `head_dim` the size of one, 0 where K and V are no heads
+    of one size."""
 
     elements: int
     window: int = 0
     heads: int = 1
+    head_dim: int = 0
 
 
 @dataclass(frozen=True)
@@ -252,6 +256,13 @@ class ModelShape:
     def windows(self) -> tuple[int, ...]:
         """The distinct windows of its attention layers, ascending: each is a KV group of its own."""
         return tuple(sorted({layer.kv.window for layer in (*self.layers, *self.nextn) if layer.kv and layer.kv.window}))
+
+    def ragged(self, kv_type: str) -> tuple[int, ...]:
+        """Attention layers that cannot have rows of this type: a head is no whole number of its blocks. The drafting
+        block's are counted behind the trunk's."""
+        block = KV_BLOCKS.get(kv_type, 1)
+        every = enumerate((*self.layers, *self.nextn))
+        return tuple(index for index, layer in every if layer.kv is not None and layer.kv.head_dim % block)
 
     def kv_bytes_per_token(self, kv_type: str, *, windows: bool = False) -> float:
         """Bytes of one more token in the layers that keep every token (with `windows`: in all attention layers)."""

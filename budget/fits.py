@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from budget.asides import advice_lines, doubt_lines, priced_lines, speed_lines
 from budget.facts import Doubt, MemoryFacts
+from budget.job import settle
 from budget.page import INDENT, Cell, Column, Style, a, counted, grouped, regrouped, table, wrapped
-from budget.placement import settle
 from budget.plan import Plan
 from budget.question import Question, run_settings
 from budget.sums import arithmetic, has_room, heading, ledger_table, moments_of, named, shared_pools, title, what_binds

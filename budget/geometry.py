@@ -268,7 +268,7 @@ def _attention(geometry: Geometry, window: int) -> _Mixer:
         width=q_width + 2 * keys,
         units=_head_units(geometry, geometry.heads, head_dim),
         kv=hidden * 2 * keys,
-        shape=KvShape(2 * keys, window, kv_heads),
+        shape=KvShape(2 * keys, window, kv_heads, head_dim),
     )
 
 

@@ -16,7 +16,7 @@ Pure.
 
 from __future__ import annotations
 
-from budget.facts import MIB, LayerShape, ModelShape
+from budget.facts import KV_BLOCKS, MIB, KvShape, LayerShape, ModelShape
 from budget.wish import PAGE
 
 WEIGHTS = "weights"
@@ -92,6 +92,14 @@ def packed_tensor_bytes(block_bytes: int, block_cols: int, rows: int, cols: int)
     """Bytes of one matrix in the CPU backend's layout, of any type: blocks of `block_cols` columns take `block_bytes` a
     row (Q4_K: 144 for 256), as in the file, but the last group of 16 rows is full; aligned to a cache line."""
     return _padded(_parts(rows, _LANES) * _LANES * (cols // block_cols) * block_bytes, 64)
+
+
+def kv_elements(kv: KvShape, kv_type: str) -> int:
+    """Elements that one token takes in a layer of the CPU backend's pool: V of each head is padded to 16 dims; types
+    with blocks have none to pad."""
+    if not kv.head_dim or kv_type in KV_BLOCKS:
+        return kv.elements
+    return kv.elements + kv.heads * (_padded(kv.head_dim) - kv.head_dim)
 
 
 def workspace_bytes(

@@ -11,8 +11,9 @@ lines, so whatever is never held together is never added together: a pool that o
 layout's moment, and during the flip the larger of the two. The peak of a device is its largest moment. A plan fits when
 no device's peak exceeds its ceiling, and no pool of memory that several devices share is exceeded by all of them.
 
-Some lines grow with the number of tokens of the KV pool: they carry bytes per token beside their fixed bytes, and the
-solver looks for the largest number of tokens whose ledger fits.
+Some lines grow with the number of tokens of the KV pool: a line is a sum of *terms*, each with fixed bytes and bytes
+per token, and of those some stop growing at a number of tokens of their own. The solver looks for the largest number
+of tokens whose ledger fits.
 
 Pure.
 """
@@ -51,10 +52,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Term:
-    """A line before the number of tokens is known: `fixed` bytes, and `per_token` for each token of the pool.
+    """A line, or a part of one, before the number of tokens is known: `fixed` bytes, and `per_token` for each token of
+    the pool.
 
-    `until` > 0: it grows with the first so many tokens only. (Buffers grow with the longest request, which is as long
-    as the pool until that holds the whole context.)"""
+    `until` > 0: it grows with the first so many tokens only. (Layers with a window keep no more than the windows of all
+    requests. Buffers grow with the longest request, which is as long as the pool until that holds the whole context.)
+    """
 
     device: int
     name: str
@@ -70,10 +73,27 @@ class Term:
         """Its largest size where it is bounded, else what it holds without tokens."""
         return self.fixed + self.per_token * self.until
 
+    def exact(self, tokens: int) -> float:
+        """Its bytes with a pool of so many tokens."""
+        return self.fixed + self.per_token * (min(tokens, self.until) if self.until else tokens)
+
     def at(self, tokens: int) -> Line:
-        # Rounded up, but not past what a float got wrong in its last digits.
-        exact = self.fixed + self.per_token * (min(tokens, self.until) if self.until else tokens)
-        return Line(self.device, self.name, math.ceil(round(exact, 3)), self.held, self.source, self.note)
+        return Line(self.device, self.name, whole(self.exact(tokens)), self.held, self.source, self.note)
+
+
+def whole(exact: float) -> int:
+    """Rounded up, but not past what a float got wrong in its last digits."""
+    return math.ceil(round(exact, 3))
+
+
+def lines_at(terms: Iterable[Term], tokens: int) -> tuple[Line, ...]:
+    """The lines with a pool of so many tokens. Terms of one device, name and time are parts of one line, which has the
+    first one's note and source; what holds nothing is no line."""
+    parts: dict[tuple[int, str, tuple[str, ...]], list[Term]] = {}
+    for term in terms:
+        parts.setdefault((term.device, term.name, term.held), []).append(term)
+    sums = ((own[0], whole(sum(term.exact(tokens) for term in own))) for own in parts.values())
+    return tuple(Line(one.device, one.name, size, one.held, one.source, one.note) for one, size in sums if size)
 
 
 def held_bytes(lines: Iterable[Line], device: int, moment: str) -> int:

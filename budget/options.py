@@ -18,9 +18,11 @@ from collections.abc import Sequence
 
 from budget import host_lines
 from budget.ceilings import Ceilings, Device
+from budget.job import Job
 from budget.ledger import PIPELINE, TENSOR
-from budget.placement import TRANSIT_BYTES, Job, Option
+from budget.placement import Option
 from budget.speed import rates_of
+from budget.terms import TRANSIT_BYTES
 from budget.wish import Wish
 
 FLIPPING = "cards, pipeline and tensor layout"

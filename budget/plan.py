@@ -4,7 +4,7 @@ The plan is a proof: its ledger is a list of lines, their sums at each moment ar
 doubts it can add them up. How it is found:
 
     options      placements in the order in which they are wanted (options.py)
-    trials       each with several cuts between "by speed" and "by memory"; every trial is a ledger (placement.py)
+    trials       each with several cuts between "by speed" and "by memory"; every trial is a ledger (terms.py)
     room         the largest KV pool whose ledger fits (solve.py)
     choice       the first group that gives a comfortable pool; in a group the largest pool, then the fastest
 
@@ -17,155 +17,29 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from budget import host_lines
 from budget.aperture import check_groups
 from budget.ceilings import Ceilings, Device
-from budget.cuts import cut_with_cpu, cuts, rates, shards, token_vector, with_experts
+from budget.cuts import rates
 from budget.facts import GIB, MIB, Doubt, ModelShape
-from budget.ledger import MOMENTS, PIPELINE, TENSOR, Line, Term, held_bytes
+from budget.job import Job, settle
+from budget.ledger import MOMENTS, PIPELINE, TENSOR, Line, held_bytes
 from budget.options import ALL_CARDS, CPU_ONLY, EXPERTS, WITH_CPU, WishError, chosen, options
-from budget.placement import (
-    Cut,
-    Job,
-    Option,
-    Shard,
-    Share,
-    pages,
-    pipeline_shares,
-    settle,
-    tensor_shares,
-    terms,
-)
-from budget.solve import TOKENS_MAX, Room, fits, room
-from budget.speed import (
-    LayoutSpeed,
-    Work,
-    break_even,
-    experts_away,
-    flip_seconds,
-    pipeline_speed,
-    tensor_speed,
-)
+from budget.outcome import Advice, Binds, Plan, Priced, Refusal, Unknown
+from budget.placement import Option
+from budget.solve import TOKENS_MAX, fits
+from budget.speed import break_even, flip_seconds
+from budget.trial import Trial, best_trial, comfort, job_seconds, speeds_by_speed
 from budget.wish import PAGE, Wish
 
 __all__ = ["Advice", "Binds", "Plan", "Priced", "Refusal", "Unknown", "WishError", "plan"]
 
-COMFORT_TOKENS = 8192
-"""A pool that a conversation fits into: less is a reason to look for a slower placement that gives more."""
-
-_HOST_SHARE = 4
-"""On the host, an unasked pool beyond a comfortable one takes at most one part in so many of the room: this is
-someone's home box."""
-
-_DEPTH = 2048
-"""Tokens of context at which decode speed is told."""
 _EARNED = 0.75
 """One layout comes before two with a flip only where it is clearly faster: the speeds are estimates, and a server that
 holds both layouts measures which of them pays."""
-_JOB_PROMPT, _JOB_ANSWER = 2048, 256
-"""The request by which placements are compared."""
-
-
-@dataclass(frozen=True)
-class Binds:
-    """Which device and which of its lines leave no room for more."""
-
-    device: int
-    line: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Advice:
-    """One change of a setting, and what planning again with it gives. `flags` are settings by name (kv_type: "q8_0").
-
-    `gain_tokens` counts tokens of `of`: of the context while it is shorter than the model's, else of the pool."""
-
-    flags: Mapping[str, str | int]
-    gain_tokens: int
-    text: str
-    of: str = "context"
-
-
-@dataclass(frozen=True)
-class Priced:
-    """An option that was looked at: what it would give, and why it was not taken ("" for the one that was)."""
-
-    option: str
-    kv_tokens: int | None
-    prefill_tok_s: float | None
-    decode_tok_s: float | None
-    why_not: str
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A plan that fits. Tokens are whole pages; `rank_tokens[r]` is what rank r alone could hold: the least of them
-    binds.
-
-    `ranks[r]` is the device (its index) of rank r. `layouts` are those that serve: ("pipeline", "tensor") with a flip
-    between them, one of them, or ("pipeline",) for a single rank. `ranges[r]` are the layers [first, end) of rank r in
-    the pipeline layout; `expert_layers` how many layers' routed experts stay on the CPU.
-    """
-
-    shape: ModelShape
-    wish: Wish
-    ceilings: Ceilings
-    option: str
-    ranks: tuple[int, ...]
-    layouts: tuple[str, ...]
-    ranges: tuple[tuple[int, int], ...]
-    weight_vector: tuple[int, ...]
-    token_vector: tuple[int, ...]
-    expert_layers: int
-    context: int
-    kv_tokens: int
-    running: int
-    lines: tuple[Line, ...]
-    binds: Binds
-    rank_tokens: tuple[int, ...]
-    speeds: Mapping[str, LayoutSpeed]
-    flip_s: float | None
-    break_even_tokens: int | None
-    checkpoints: int = 0
-    """State slots of the prefix cache, beside one for each running request (models with recurrent layers)."""
-    most_tokens: int = 0
-    """The largest pool that fits; `kv_tokens` may be less where nobody asked for so many."""
-    priced: tuple[Priced, ...] = ()
-    advice: tuple[Advice, ...] = ()
-    doubts: tuple[Doubt, ...] = ()
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why nothing fits: the sum of the option that came nearest. `nearest` is a complete set of settings with which
-    planning again gives a plan (None: nothing was found)."""
-
-    shape: ModelShape
-    wish: Wish
-    ceilings: Ceilings
-    option: str
-    reason: str
-    device: int
-    needed_bytes: int
-    available_bytes: int
-    lines: tuple[Line, ...]
-    nearest: Mapping[str, str | int] | None = None
-    nearest_text: str = ""
-    priced: tuple[Priced, ...] = ()
-    doubts: tuple[Doubt, ...] = ()
-
-
-@dataclass(frozen=True)
-class Unknown:
-    """No plan and no refusal: the box says nothing about its memory."""
-
-    ceilings: Ceilings
-    why: str
-    doubts: tuple[Doubt, ...] = field(default_factory=tuple)
 
 
 def plan(ceilings: Ceilings, shape: ModelShape, wish: Wish) -> Plan | Refusal | Unknown:
@@ -188,11 +62,11 @@ def plan(ceilings: Ceilings, shape: ModelShape, wish: Wish) -> Plan | Refusal | 
         for group in _fastest_first(job, ceilings, options(job, ceilings, devices)):
             capped = bool(tried)
             for option in group:
-                trial = _best_trial(job, option, ceilings, capped=capped)
+                trial = best_trial(job, option, ceilings, capped=capped)
                 tried.append(trial)
                 if trial.tokens >= job.least_tokens and (best is None or trial.key > best.key):
                     best = trial
-            if best is not None and best.tokens >= _comfort(job):
+            if best is not None and best.tokens >= comfort(job):
                 return _made(best, tried, _passed_over(best, devices, tried))
     if best is not None:
         return _made(best, tried)
@@ -224,9 +98,9 @@ def _passed_over(taken: Trial, devices: Sequence[Device], tried: Sequence[Trial]
         for option in group if not _ways_out(group) else ():
             if option.name in names:
                 continue
-            speeds = _speeds_by_speed(job, option, ceilings)
+            speeds = speeds_by_speed(job, option, ceilings)
             prefill, decode = speeds.get(PIPELINE) or speeds[TENSOR], speeds.get(TENSOR) or speeds[PIPELINE]
-            slower = _seconds(speeds) > _seconds(taken.speeds)
+            slower = job_seconds(speeds) > job_seconds(taken.speeds)
             why = (
                 "slower on these devices"
                 if slower
@@ -242,147 +116,7 @@ def _ways_out(group: Sequence[Option]) -> bool:
 
 def _job_seconds(job: Job, option: Option, ceilings: Ceilings) -> float:
     """Time of the request by which placements are compared, with weights divided by speed."""
-    return _seconds(_speeds_by_speed(job, option, ceilings))
-
-
-def _speeds_by_speed(job: Job, option: Option, ceilings: Ceilings) -> dict[str, LayoutSpeed]:
-    cut = cuts(job, option, ceilings)[0] if PIPELINE in option.layouts else None
-    shard = shards(job, option, ceilings)[0] if TENSOR in option.layouts else None
-    pipeline = pipeline_shares(job, option, cut) if cut is not None else ()
-    tensor = tensor_shares(job, shard) if shard is not None else ()
-    return _speeds(job, option, ceilings, pipeline, tensor)
-
-
-def _seconds(speeds: Mapping[str, LayoutSpeed]) -> float:
-    prefill, decode = speeds.get(PIPELINE) or speeds[TENSOR], speeds.get(TENSOR) or speeds[PIPELINE]
-    return _JOB_PROMPT / prefill.prefill_tok_s + _JOB_ANSWER / decode.decode_tok_s
-
-
-# ------------------------------------------------------------------------------------------------------------- trials
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One option with one cut and its vectors: the ledger's terms, the room, and the pool that it would get."""
-
-    job: Job
-    option: Option
-    ceilings: Ceilings
-    cut: Cut | None
-    shard: Shard | None
-    terms: tuple[Term, ...]
-    room: Room
-    tokens: int
-    speeds: Mapping[str, LayoutSpeed]
-    capped: bool
-
-    @property
-    def context(self) -> int:
-        """The longest request. A way out promises a comfortable one, not what its pool is rounded up to."""
-        wish, most = self.job.wish, min(self.job.context, self.tokens)
-        return min(most, COMFORT_TOKENS) if self.capped and not (wish.context or wish.kv_tokens) else most
-
-    @property
-    def key(self) -> tuple[float, ...]:
-        """What is preferred: tokens, then no refill at a flip, then speed; for what does not fit, the least lack."""
-        return (self.tokens, -self.room.short_bytes, self.option.resident, -_seconds(self.speeds))
-
-
-def _best_trial(job: Job, option: Option, ceilings: Ceilings, *, capped: bool) -> Trial:
-    """The best of the option's cuts. `capped`: it is a way out, a comfortable pool is enough."""
-    trials = (
-        _trial(job, variant, ceilings, cut, shard, capped=capped)
-        for variant, cut, shard in _variants(job, option, ceilings)
-    )
-    return max(trials, key=lambda trial: trial.key)
-
-
-def _variants(job: Job, option: Option, ceilings: Ceilings) -> Iterable[tuple[Option, Cut | None, Shard | None]]:
-    """Every combination of cut and shard that is worth a look."""
-    if option.host_only:
-        yield option, Cut(((0, len(job.layers)),)), None
-        return
-    if ceilings.devices[option.ranks[0]].kind == "cpu":
-        yield option, cut_with_cpu(job, option, ceilings, _comfort(job)), None
-        return
-    if option.name == EXPERTS:
-        yield *with_experts(job, option, ceilings, _comfort(job)), None
-        return
-    of_layers: Sequence[Cut | None] = cuts(job, option, ceilings) if PIPELINE in option.layouts else (None,)
-    of_shares: Sequence[Shard | None] = shards(job, option, ceilings) if TENSOR in option.layouts else (None,)
-    for cut in of_layers:
-        for shard in of_shares:
-            yield option, cut, shard
-
-
-def _trial(
-    job: Job, option: Option, ceilings: Ceilings, cut: Cut | None, shard: Shard | None, *, capped: bool
-) -> Trial:
-    pipeline = pipeline_shares(job, option, cut) if cut is not None else ()
-    if shard is not None and not shard.tokens:
-        shard = replace(shard, tokens=token_vector(job, option, ceilings, pipeline, shard))
-    tensor = tensor_shares(job, shard) if shard is not None else ()
-    found = tuple(terms(job, option, ceilings, pipeline, tensor))
-    space = room(found, ceilings)
-    granule = PAGE * (sum(shard.tokens) if shard is not None else 1)
-    tokens = _pool_tokens(job, option, ceilings, space.tokens, granule, capped=capped)
-    speeds = _speeds(job, option, ceilings, pipeline, tensor)
-    return Trial(job, option, ceilings, cut, shard, found, space, tokens, speeds, capped)
-
-
-def _pool_tokens(job: Job, option: Option, ceilings: Ceilings, most: int, granule: int, *, capped: bool) -> int:
-    """The pool: what was asked for; unasked what the requests can use, less on the host and on a way out. 0: does not
-    fit."""
-    wish = job.wish
-    most = most // granule * granule if most > 0 else 0
-    context = pages(job.context)
-    use = -(-job.running * context // granule) * granule
-    if wish.kv_tokens:
-        asked = -(-wish.kv_tokens // granule) * granule
-        return asked if asked <= most else 0
-    if capped:
-        use = min(use, _up(max(wish.context, min(context, COMFORT_TOKENS)), granule))
-    elif option.host_only:
-        share = min(most // _HOST_SHARE, max(context, COMFORT_TOKENS))
-        use = min(use, max(_up(wish.context or min(context, COMFORT_TOKENS), granule), share // granule * granule))
-    elif any(ceilings.devices[index].kind == "uma" for index in option.ranks):
-        use = min(use, _up(max(context, COMFORT_TOKENS), granule))
-    tokens = min(most, use)
-    return tokens if tokens >= job.least_tokens else 0
-
-
-def _up(tokens: int, granule: int) -> int:
-    return -(-tokens // granule) * granule
-
-
-def _comfort(job: Job) -> int:
-    return job.wish.kv_tokens or job.wish.context or min(job.shape.context, COMFORT_TOKENS)
-
-
-# ------------------------------------------------------------------------------------------------------------- speeds
-
-
-def _speeds(
-    job: Job, option: Option, ceilings: Ceilings, pipeline: Sequence[Share], tensor: Sequence[Share]
-) -> dict[str, LayoutSpeed]:
-    there, hidden = [rates(job, ceilings.devices[index]) for index in option.ranks], job.shape.hidden
-    found = {}
-    if pipeline:
-        found[PIPELINE] = pipeline_speed([_work(job, share) for share in pipeline], there, hidden, len(job.layers))
-        if option.expert_layers:
-            layers = job.layers[: option.expert_layers]
-            away = Share(0, read=sum(layer.expert_bytes * layer.used_experts for layer in layers))
-            host = rates(job, ceilings.devices[-1])
-            found[PIPELINE] = experts_away(found[PIPELINE], _work(job, away), host, there, hidden, len(layers))
-    if tensor:
-        found[TENSOR] = tensor_speed([_work(job, share) for share in tensor], there, hidden, len(job.layers))
-    return found
-
-
-def _work(job: Job, share: Share) -> Work:
-    return Work(
-        share.read, share.kv_row * _DEPTH + share.state / max(1, job.running), 2 * share.read * job.weights_per_byte
-    )
+    return job_seconds(speeds_by_speed(job, option, ceilings))
 
 
 # ----------------------------------------------------------------------------------------------------------- outcomes
@@ -390,7 +124,7 @@ def _work(job: Job, share: Share) -> Work:
 
 def _made(trial: Trial, tried: Sequence[Trial], passed_over: Sequence[Priced] = ()) -> Plan:
     job, option, ceilings = trial.job, trial.option, trial.ceilings
-    lines = tuple(line for line in (term.at(trial.tokens) for term in trial.terms) if line.bytes)
+    lines = trial.lines
     if not fits(lines, ceilings):
         raise AssertionError(f"a plan that does not fit: {option.name}, {trial.tokens} tokens")
     flip_s, even = _flip(trial)
@@ -415,16 +149,10 @@ def _made(trial: Trial, tried: Sequence[Trial], passed_over: Sequence[Priced] = 
         flip_s=flip_s,
         break_even_tokens=even,
         checkpoints=job.checkpoints,
-        most_tokens=_most(trial),
+        most_tokens=trial.most,
         priced=(*_priced(trial, tried), *passed_over),
         doubts=(*ceilings.doubts, *_doubts(trial)),
     )
-
-
-def _most(trial: Trial) -> int:
-    """The largest pool that fits, in whole pages on every rank."""
-    granule = PAGE * (sum(trial.shard.tokens) if trial.shard is not None else 1)
-    return trial.tokens if trial.room.tokens >= TOKENS_MAX else trial.room.tokens // granule * granule
 
 
 def _rank_tokens(trial: Trial, device: int) -> int:
@@ -439,10 +167,10 @@ def _binds(trial: Trial, lines: Sequence[Line]) -> Binds:
     own = [line for line in lines if line.device == device and moment in line.held]
     pool = next((line for line in own if line.name.startswith(host_lines.KV)), None)
     if trial.room.tokens >= TOKENS_MAX or not own:
-        return Binds(trial.option.ranks[0], host_lines.WEIGHTS, "nothing: the model keeps no token in memory")
+        return Binds(trial.option.ranks[0], host_lines.WEIGHTS, "nothing: the model keeps no more tokens in memory")
     largest = max((line for line in own if line is not pool), key=lambda line: line.bytes, default=own[0])
     name = trial.ceilings.devices[device].name
-    most = _most(trial)
+    most = trial.most
     if trial.tokens < most:
         return Binds(
             device, pool.name if pool is not None else largest.name, f"nothing yet: {name} would hold {most} tokens"
@@ -496,7 +224,7 @@ class Shortage:
 
 
 def _shortage(trial: Trial) -> Shortage:
-    lines = _least_lines(trial)
+    lines = trial.least_lines
     found = []
     for device in trial.ceilings.devices:
         if device.ceiling_bytes is not None:
@@ -511,12 +239,6 @@ def _shortage(trial: Trial) -> Shortage:
             largest, needed = max(held, key=lambda index: held[index]), sum(held.values())
             found.append(Shortage(needed - size, largest, needed, size, shared=True))
     return max(found, key=lambda shortage: shortage.bytes)
-
-
-def _least_lines(trial: Trial) -> tuple[Line, ...]:
-    granule = PAGE * (sum(trial.shard.tokens) if trial.shard is not None else 1)
-    tokens = _up(trial.job.least_tokens, granule)
-    return tuple(line for line in (term.at(tokens) for term in trial.terms) if line.bytes)
 
 
 def _lack(trial: Trial) -> str:
@@ -543,7 +265,7 @@ def _refused(tried: Sequence[Trial]) -> Refusal:
         device=short.device,
         needed_bytes=short.needed,
         available_bytes=short.available,
-        lines=_least_lines(trial),
+        lines=trial.least_lines,
         priced=_priced(trial, tried, none_taken=True),
         doubts=(*trial.ceilings.doubts, *_doubts(trial)),
     )
@@ -558,7 +280,7 @@ def _dense_words(trial: Trial, device: Device) -> str:
         f". This backend has no kernel for packed weights and would hold them as {kind}: {before / MIB:.1f} ->"
         f" {after / MIB:.1f} MiB a layer, {after / before:.2f}x"
     )
-    weights = sum(line.bytes for line in _least_lines(trial) if line.name in (host_lines.WEIGHTS, "vision"))
+    weights = sum(line.bytes for line in trial.least_lines if line.name in (host_lines.WEIGHTS, "vision"))
     if device.total_bytes:
         total = device.total_bytes
         words += f"; {weights / GIB:.1f} GiB against {total / GIB:.1f} GiB of memory = {weights / total:.2f}x"
@@ -586,8 +308,7 @@ def _doubts(trial: Trial) -> list[Doubt]:
     """What this plan takes for granted."""
     found = []
     host = trial.ceilings.devices[-1]
-    lines = [term.at(trial.tokens) for term in trial.terms]
-    held = max(held_bytes(lines, host.index, moment) for moment in MOMENTS)
+    held = max(held_bytes(trial.lines, host.index, moment) for moment in MOMENTS)
     if host.ceiling_bytes is None and held:
         what = "host memory is unknown"
         found.append(Doubt("host", what, f"{-(-held // MIB)} MiB of host lines are planned and not checked"))

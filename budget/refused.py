@@ -10,9 +10,9 @@ from budget.asides import priced_lines
 from budget.ceilings import Ceilings, Device
 from budget.facts import MIB, Doubt, MemoryFacts
 from budget.fits import cannot_run
+from budget.job import settle
 from budget.ledger import MOMENTS, Line, held_bytes, peak_bytes
 from budget.page import INDENT, Cell, Column, Style, a, counted, mib, regrouped, shown, table, tenths, wrapped
-from budget.placement import settle
 from budget.plan import Priced, Refusal, Unknown
 from budget.question import BUDGET_ONLY, Question
 from budget.sums import arithmetic, heading, named, peak_moment, shared_pools, title, word_of

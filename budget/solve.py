@@ -1,9 +1,11 @@
 """The largest KV pool whose ledger fits: every device at every moment, and every pool of memory that devices share.
 
-Each line is `fixed + per_token * tokens` (some stop growing at the length of the longest request), so what a device
-holds at a moment is a straight line in the number of tokens, and the largest number that fits is the least of a handful
-of quotients. Memory that several devices share (an APU and its host) is exceeded by all of them together: there the
-number is found by halving, because a carve-out that lies outside the shared part makes the sum bend.
+Each term of a line is `fixed + per_token * tokens`, and some stop growing: buffers at the length of the longest
+request, layers with a window when the windows of all requests are kept. So what a device holds at a moment is a curve
+of straight pieces that gets flatter where a term ends, and the largest number of tokens that fits is a quotient in the
+piece in which the ceiling is reached. Memory that several devices share (an APU and its host) is exceeded by all of
+them together: there the number is found by halving, because a carve-out that lies outside the shared part makes the
+sum bend upwards.
 
 Pure.
 """
@@ -15,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from budget.ceilings import Ceilings
-from budget.ledger import MOMENTS, Line, Term, peak_bytes
+from budget.ledger import MOMENTS, Line, Term, peak_bytes, whole
 
 TOKENS_MAX = 1 << 40
 
@@ -76,26 +78,29 @@ def fits(lines: Sequence[Line], ceilings: Ceilings) -> bool:
 
 
 class _Sums:
-    """Fixed bytes and bytes a token, by device and moment."""
+    """What each device holds at each moment, as a function of the tokens."""
 
     def __init__(self, terms: Sequence[Term], ceilings: Ceilings) -> None:
         self._ceilings = ceilings
         count = len(ceilings.devices)
         self._fixed = {moment: [0.0] * count for moment in MOMENTS}
         self._slope = {moment: [0.0] * count for moment in MOMENTS}
-        self._bounded = {moment: [0.0] * count for moment in MOMENTS}
-        """Slopes that end at `_until` tokens."""
-        self._until = max((term.until for term in terms), default=0)
+        """Bytes of each token that never end."""
+        self._ends: dict[str, list[dict[int, float]]] = {moment: [{} for _ in range(count)] for moment in MOMENTS}
+        """Bytes of each token that end, by the number of tokens at which they do."""
         for term in terms:
             for moment in term.held:
                 # As a line does, each term rounds up to whole bytes: one more, so that the proof holds.
-                self._fixed[moment][term.device] += math.ceil(round(term.fixed, 3)) + (1 if term.per_token else 0)
-                slopes = self._bounded if term.until else self._slope
-                slopes[moment][term.device] += term.per_token
+                self._fixed[moment][term.device] += whole(term.fixed) + (1 if term.per_token else 0)
+                if term.until:
+                    ends = self._ends[moment][term.device]
+                    ends[term.until] = ends.get(term.until, 0.0) + term.per_token
+                else:
+                    self._slope[moment][term.device] += term.per_token
 
     def held(self, device: int, moment: str, tokens: int) -> float:
-        bounded = self._bounded[moment][device] * min(tokens, self._until)
-        return self._fixed[moment][device] + self._slope[moment][device] * tokens + bounded
+        ended = sum(slope * min(tokens, until) for until, slope in self._ends[moment][device].items())
+        return self._fixed[moment][device] + self._slope[moment][device] * tokens + ended
 
     def weight(self, device: int, moment: str, tokens: int) -> tuple[bool, float]:
         """Which member of a shared pool is named: one that grows with the tokens, then the largest."""
@@ -106,14 +111,24 @@ class _Sums:
         ceiling = self._ceilings.devices[device].ceiling_bytes
         if ceiling is None:
             return TOKENS_MAX, 0
-        left, slope = ceiling - self._fixed[moment][device], self._slope[moment][device]
-        bounded = self._bounded[moment][device]
+        left = ceiling - self._fixed[moment][device]
         if left < 0:
             return -1, math.ceil(-left)
-        if bounded and left < (slope + bounded) * self._until:
-            return math.floor(left / (slope + bounded)), 0
-        left -= bounded * self._until
-        return (min(TOKENS_MAX, math.floor(left / slope)) if slope else TOKENS_MAX), 0
+        begin = 0
+        for end, slope in self._pieces(device, moment):
+            if slope * (end - begin) > left:
+                return begin + math.floor(left / slope), 0
+            left -= slope * (end - begin)
+            begin = end
+        return TOKENS_MAX, 0
+
+    def _pieces(self, device: int, moment: str) -> list[tuple[int, float]]:
+        """Where each straight piece ends, and what it grows by for a token; the steepest is the first."""
+        slope, pieces = self._slope[moment][device], [(TOKENS_MAX, self._slope[moment][device])]
+        for until, ending in sorted(self._ends[moment][device].items(), reverse=True):
+            slope += ending
+            pieces.append((until, slope))
+        return pieces[::-1]
 
     def pooled(self, pool: int, moment: str, tokens: int) -> float:
         """What the members of a shared pool hold of it; a carve-out takes the first bytes of its device."""

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from budget.ceilings import Ceilings, Device, ceilings
 from budget.facts import MIB, Box
 from budget.ledger import ALWAYS, Term
-from budget.placement import context_bytes
 from budget.profile import box_from_json
 from budget.solve import fits
+from budget.terms import context_bytes
 
 BOXES: dict[str, dict[str, Any]] = {
     box["id"]: box for box in json.loads((Path(__file__).parents[1] / "data/boxes/boxes.json").read_text())

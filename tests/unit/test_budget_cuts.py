@@ -14,12 +14,14 @@ from budget.ceilings import ceilings
 from budget.cuts import cuts, fullest
 from budget.facts import MIB, Box, Card, CpuFacts, MemoryFacts, ModelShape
 from budget.geometry import requantised
+from budget.job import LOGPROB_ROWS, settle
 from budget.ledger import BOOT, FLIP, PIPELINE, TENSOR
 from budget.options import FLIPPING, STACKED
-from budget.placement import LOGPROB_ROWS, Cut, Option, Shard, pipeline_shares, settle, tensor_shares, terms
+from budget.placement import Cut, Option, Shard, pipeline_shares, tensor_shares
 from budget.plan import Plan, Refusal, Unknown, WishError, plan
 from budget.shape import load_shape, shape_from_json
 from budget.solve import fits, room
+from budget.terms import terms
 from budget.wish import DEFAULT_HOST_FLOOR, DEFAULT_RUNNING, PAGE, Wish
 
 SHAPES = Path(__file__).parents[1] / "data" / "shapes"

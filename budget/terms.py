@@ -1,0 +1,218 @@
+"""The terms of a placement's ledger, before the size of the KV pool is known: what each device holds, and when.
+
+A rank's weights lie in one arena, as large as the larger layout needs: the other layout's bytes come from an image in
+host memory. Where both layouts fit at once nothing needs to be refilled, and there is no image. Exactly one layout's KV
+pool holds physical pages (`Wish.exclusive`): at boot and in a flip that is at most the larger of the two.
+
+The pool is one line. Its layers that keep every token grow with the pool's tokens for ever; those with a window stop
+when the windows of all requests are kept, each window at a number of its own.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from budget import host_lines
+from budget.ceilings import Ceilings, Device
+from budget.facts import MIB
+from budget.job import Job, Share
+from budget.ledger import ALWAYS, BOOT, FLIP, PIPELINE, TENSOR, Term
+from budget.placement import Option
+
+RUNTIME_BYTES = 1500 * MIB
+"""What driver, compositor and runtime take of a unified device's memory beside the model: a reserve. Weights need no
+staging there: they are written where they are read."""
+COMMUNICATOR_BYTES = 112 * MIB
+"""Of one card, for the groups of both layouts: 112 to 198 MiB were measured for such sets on three cards."""
+GRAPH_BYTES = 64 * MIB
+CARD_WORKER_BYTES = 320 * MIB
+"""Host memory of a worker whose device is a card: Python, and what a driver's runtime keeps in its process."""
+STAGING_BYTES = 64 * MIB
+"""Bounded buffer through which weights reach a card, on both sides of the bus."""
+FLIP_BUFFER_BYTES = 64 * MIB
+TRANSIT_BYTES = 1024 * MIB
+"""Host memory for what moves at a flip: the live set is bounded to it, older cached pages are dropped first."""
+VERIFY_BYTES_PER_REQUEST = 4 * MIB
+"""Inputs of the recurrent layers that a verify keeps until acceptance is known."""
+
+
+def context_bytes(device: Device) -> int:
+    """A CUDA or HIP context: it grows with the number of compute units. 107, 256 and 555 MiB were measured on cards of
+    16, 24 and 96 GB; this line lies near them."""
+    return 128 * MIB + (device.total_bytes or 0) // 220
+
+
+def terms(
+    job: Job, option: Option, ceilings: Ceilings, pipeline: Sequence[Share], tensor: Sequence[Share]
+) -> list[Term]:
+    """Every line of the ledger, as bytes and bytes a token. `tensor` is empty where that layout does not serve, and
+    `pipeline` where only the tensor layout does."""
+    found: list[Term] = []
+    for rank, index in enumerate(option.ranks):
+        device = ceilings.devices[index]
+        before = pipeline[rank] if pipeline else None
+        after = tensor[rank] if tensor else None
+        found += _weights(option, index, before, after)
+        found += _pools(job, option, index, before, after)
+        found += _standing(job, option, device)
+    return [*found, *_host(job, option, ceilings)]
+
+
+def standing_bytes(job: Job, option: Option, device: Device) -> float:
+    """What a rank holds at its worst moment whatever the cut: all but weights, rows and states."""
+    found = list(_standing(job, option, device))
+    return max(sum(term.most for term in found if moment in term.held) for moment in ALWAYS)
+
+
+def _standing(job: Job, option: Option, device: Device) -> Iterable[Term]:
+    yield _activations(job, option, device)
+    if device.kind != "cpu":
+        yield from _card(job, option, device)
+    if job.wish.vision and job.shape.vision_bytes and device.index == option.ranks[0]:
+        yield Term(device.index, "vision", job.shape.vision_bytes, ALWAYS, "computed", "the tower")
+
+
+def _weights(option: Option, device: int, before: Share | None, after: Share | None) -> Iterable[Term]:
+    if before is None or after is None:
+        share = before or after
+        assert share is not None
+        yield Term(device, host_lines.WEIGHTS, share.weights, ALWAYS, "computed", "packed, as in the checkpoint")
+        if share.kv_copies:
+            yield Term(device, "k and v copies", share.kv_copies, ALWAYS, "computed", "too few KV heads to split")
+        return
+    whole = after.weights + after.kv_copies
+    if option.resident:
+        yield Term(device, "weights, pipeline", before.weights, ALWAYS, "computed", "kept beside the other layout's")
+        yield Term(device, "weights, tensor", after.weights, ALWAYS, "computed", "kept beside the other layout's")
+    else:
+        most = max(before.weights, whole)
+        note = f"the larger of pipeline {before.weights / MIB:.0f} and tensor {whole / MIB:.0f} MiB"
+        yield Term(device, "weights arena", most - min(after.kv_copies, most), ALWAYS, "computed", note)
+    if after.kv_copies:
+        yield Term(device, "k and v copies", after.kv_copies, ALWAYS, "computed", "too few KV heads to split")
+
+
+def _pools(job: Job, option: Option, device: int, before: Share | None, after: Share | None) -> Iterable[Term]:
+    if before is None or after is None:
+        share = before or after
+        assert share is not None
+        yield from _rows(job, device, host_lines.KV, share, ALWAYS)
+        state = share.state
+    else:
+        larger = (BOOT, FLIP)
+        first = (before.kv_row, _most(before)) >= (after.kv_row, _most(after))
+        moments = {PIPELINE: {PIPELINE, *(larger if first else ())}, TENSOR: {TENSOR, *(() if first else larger)}}
+        for share, layout in ((before, PIPELINE), (after, TENSOR)):
+            held = tuple(m for m in ALWAYS if m in moments[layout]) if job.wish.exclusive else ALWAYS
+            yield from _rows(job, device, f"{host_lines.KV}, {layout}", share, held)
+        if job.wish.exclusive:
+            yield from _rows_more(device, *((before, after) if first else (after, before)), larger)
+        state = max(before.state, after.state)
+    if state:
+        note = f"{job.running} requests, {job.wish.state_bits}-bit"
+        if option.host_only and job.checkpoints:
+            # The checkpoints lie in the same pool: a copy between slots is a copy within the host's memory.
+            state += job.checkpoints * job.state_bytes
+            note = f"{job.running} requests and {job.checkpoints} checkpoints, {job.wish.state_bits}-bit"
+        yield Term(device, host_lines.STATE, state, ALWAYS, "computed", note)
+
+
+def _rows(job: Job, device: int, name: str, share: Share, held: tuple[str, ...]) -> Iterable[Term]:
+    """One line: rows of the layers that keep every token, and of those with a window, which end."""
+    if not share.has_rows:
+        return
+    note = f"rows of {job.wish.kv_type}"
+    for rows in share.windows:
+        note += f"; {rows.layers} layers keep at most {rows.slots} tokens (window {rows.window})"
+    yield Term(device, name, share.kv_fixed, held, "computed", note, share.kv_row)
+    for rows in share.windows:
+        yield Term(device, name, 0.0, held, "computed", note, rows.row, rows.slots)
+
+
+def _rows_more(device: int, backed: Share, other: Share, held: tuple[str, ...]) -> Iterable[Term]:
+    """What the pool of the other layout may hold beyond that of `backed`, whose layers that keep every token have no
+    fewer rows. While either may be there the larger of both counts: this is no less than the difference for any tokens.
+
+    For rows of a window of a bytes up to u tokens here, and of b up to w there:
+    b min(n, w) - a min(n, u) <= max(0, b - a) min(n, w) + min(a, b) max(0, w - u).
+    """
+    name, note = f"{host_lines.KV}, windows of the other layout", "while either layout may be backed"
+    own = {rows.window: rows for rows in backed.windows}
+    fixed, ending = other.kv_fixed - backed.kv_fixed, []
+    for rows in other.windows:
+        there = own.get(rows.window)
+        row, slots = (0.0, rows.slots) if there is None else (there.row, there.slots)
+        fixed += min(row, rows.row) * max(0, rows.slots - slots)
+        if rows.row > row:
+            ending.append(Term(device, name, 0.0, held, "computed", note, rows.row - row, rows.slots))
+    if fixed > 0:
+        yield Term(device, name, fixed, held, "computed", note)
+    yield from ending
+
+
+def _most(share: Share) -> float:
+    return share.kv_fixed + share.windows_most
+
+
+def _activations(job: Job, option: Option, device: Device) -> Term:
+    threads = max(1, job.wish.threads) if device.kind == "cpu" else 1
+    head = TENSOR in option.layouts or device.index == option.ranks[-1]
+    size, more = job.workspace(threads, job.logit_rows, head=head)
+    note = f"{job.rows} rows: a chunk of {job.wish.chunk} beside {job.running} requests"
+    if head:
+        note += f"; {job.logit_rows} rows of logits"
+    note += "; grows with the context"
+    return Term(device.index, host_lines.WORKSPACE, size, ALWAYS, "computed", note, more, job.context)
+
+
+def _card(job: Job, option: Option, device: Device) -> Iterable[Term]:
+    index = device.index
+    if device.kind == "uma":
+        yield Term(index, "runtime", RUNTIME_BYTES, ALWAYS, "reserve", "driver, compositor, context, recorded steps")
+    else:
+        yield Term(index, "context", context_bytes(device), ALWAYS, "reserve", "grows with the card's compute units")
+        yield Term(index, "graphs", GRAPH_BYTES, ALWAYS, "reserve", "recorded decode steps")
+        yield Term(index, "load staging", STAGING_BYTES, (BOOT,), "reserve", "weights pass through it")
+    if len(option.ranks) > 1:
+        yield Term(index, "communicators", COMMUNICATOR_BYTES, ALWAYS, "reserve", "buffers between ranks")
+    if option.flips:
+        yield Term(index, "flip buffer", FLIP_BUFFER_BYTES, (FLIP,), "reserve", "rows pass through it")
+    if job.drafting and job.state_bytes:
+        size = VERIFY_BYTES_PER_REQUEST * job.running / len(option.ranks)
+        yield Term(index, "verify inputs", size, ALWAYS, "reserve", "kept until drafts are accepted")
+
+
+def _host(job: Job, option: Option, ceilings: Ceilings) -> Iterable[Term]:
+    """What host memory holds beside a CPU rank's own lines."""
+    cpu = ceilings.devices[-1].index
+    cards = [index for index in option.ranks if ceilings.devices[index].kind != "cpu"]
+    ranks, threads = len(option.ranks), max(1, job.wish.threads)
+    engine = host_lines.engine_bytes(job.shape)
+    yield Term(cpu, host_lines.ENGINE_PROCESS, engine, ALWAYS, "measured", "Python, HTTP, tokenizer")
+    workers = host_lines.worker_bytes("cpu", threads) * (ranks - len(cards)) + CARD_WORKER_BYTES * len(cards)
+    note = "Python and NumPy" if not cards else f"{ranks} of them, with the host's part of a context"
+    yield Term(cpu, host_lines.WORKER_PROCESSES, workers, ALWAYS, "reserve" if cards else "measured", note)
+    templates = host_lines.template_bytes()
+    yield Term(cpu, host_lines.TEMPLATE_PROCESS, templates, ALWAYS, "measured", "renders chat templates")
+    log = host_lines.plan_log_bytes(ranks, job.running, job.wish.chunk, job.context)
+    yield Term(cpu, host_lines.PLAN_LOG, log, ALWAYS, "computed", "shared memory between the processes")
+    if option.expert_layers:
+        size = sum(layer.expert_bytes for layer in job.layers[: option.expert_layers])
+        yield Term(cpu, "experts", size, ALWAYS, "computed", f"routed experts of {option.expert_layers} layers")
+        buffers, more = job.workspace(threads, 0, head=False)
+        note = f"{job.rows} rows for the experts"
+        yield Term(cpu, host_lines.WORKSPACE, buffers, ALWAYS, "computed", note, more, job.context)
+    if cards:
+        yield Term(cpu, "embedding", job.embedding_bytes, ALWAYS, "computed", "rows are looked up on the host")
+        yield Term(cpu, "load staging", STAGING_BYTES * len(cards), (BOOT,), "reserve", "pinned")
+    if option.flips:
+        if not option.resident:
+            size = sum(layer.bytes for layer in (*job.layers, *job.drafting)) + job.head_bytes + job.drafting_bytes
+            yield Term(cpu, "weight image", size, ALWAYS, "computed", "pinned: either layout is filled from it")
+        moving = TRANSIT_BYTES + job.state_bytes * job.running
+        yield Term(cpu, "flip transit", moving, ALWAYS, "reserve", "pinned: live rows and states on their way")
+    if job.checkpoints and not option.host_only:
+        kept, note = job.checkpoints * job.state_bytes, f"{job.checkpoints}, of the prefix cache"
+        yield Term(cpu, "state checkpoints", kept, ALWAYS, "computed", note)
