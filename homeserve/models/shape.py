@@ -26,14 +26,8 @@ def shape_of(
     *,
     name: str,
     quant: str,
-    windows: bool = False,
 ) -> ModelShape:
-    """The shape of a checkpoint. `weights_bytes` of it are the bytes of all `tensors`.
-
-    With `windows`, layers that see only the last tokens are said to keep only those. That is what a model allows, not
-    what the engine does: it keeps every token of every layer in one pool, and a plan must not promise memory that is
-    then not there.
-    """
+    """The shape of a checkpoint. `weights_bytes` of it are the bytes of all `tensors`."""
     config = settle(config, tensors.keys())
     names = [family.tensor_names(config, index) for index in range(config.layers + config.nextn)]
     parts = [{role: tensors[of] for role, of in _once(each).items() if of in tensors} for each in names]
@@ -47,7 +41,7 @@ def shape_of(
         name=name,
         arch=config.arch,
         quant=quant,
-        layers=tuple(_layer(stages, part, windows) for stages, part in zip(trunk, parts, strict=False)),
+        layers=tuple(_layer(stages, part) for stages, part in zip(trunk, parts, strict=False)),
         hidden=config.hidden,
         mixer_width=max(_mixer_width(stages) for stages in (*trunk, *blocks)),
         ffn=config.ffn,
@@ -56,9 +50,7 @@ def shape_of(
         embedding_bytes=embedding,
         head_bytes=head,
         tied=OUTPUT not in tensors,
-        nextn=tuple(
-            _layer(stages, part, windows) for stages, part in zip(blocks, parts[config.layers :], strict=False)
-        ),
+        nextn=tuple(_layer(stages, part) for stages, part in zip(blocks, parts[config.layers :], strict=False)),
         nextn_bytes=joining,
         other_bytes=_bytes(tensors.values()) - counted,
         row_elements=row_elements(config.hidden, zip(trunk, parts, strict=False)),
@@ -71,7 +63,7 @@ def _once(names: Mapping[str, str]) -> dict[str, str]:
     return {role: of for of, role in {of: role for role, of in names.items()}.items()}
 
 
-def _layer(stages: Iterable[Stage], present: Mapping[str, TensorView], windows: bool) -> LayerShape:
+def _layer(stages: Iterable[Stage], present: Mapping[str, TensorView]) -> LayerShape:
     kv, mixer_units, ffn_units, kv_bytes = None, 1, 1, 0
     state_elements = conv_elements = 0
     used_experts = 0.0
@@ -79,7 +71,7 @@ def _layer(stages: Iterable[Stage], present: Mapping[str, TensorView], windows: 
         match stage:
             case Attention():
                 if stage.kv_source is None:
-                    kv = KvShape(2 * stage.kv_heads * stage.head_dim, stage.window if windows else 0, stage.kv_heads)
+                    kv = KvShape(2 * stage.kv_heads * stage.head_dim, stage.window, stage.kv_heads, stage.head_dim)
                     kv_bytes = _kv_bytes(stage, present)
                 mixer_units = _units(stage.heads * stage.head_dim, stage.head_dim, present.get("attn_output"))
             case GatedDeltaNet():

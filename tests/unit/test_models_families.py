@@ -503,9 +503,9 @@ def test_a_drafting_block_with_an_unknown_part_is_refused_and_so_is_one_of_a_fam
 # ------------------------------------------------------------------------------------------------------------- shapes
 
 
-def shape(arch: str, stack: rig.Stack, *, windows: bool = False) -> tuple[ModelShape, dict[str, TensorView]]:
+def shape(arch: str, stack: rig.Stack) -> tuple[ModelShape, dict[str, TensorView]]:
     family, config, tensors = rig.made(arch, stack)
-    return shape_of(family, config, tensors, name="made", quant="F32", windows=windows), tensors
+    return shape_of(family, config, tensors, name="made", quant="F32"), tensors
 
 
 @pytest.mark.parametrize(("arch", "name"), [(arch, name) for arch in ARCHS for name in rig.stacks_of(arch)])
@@ -537,10 +537,10 @@ def test_a_hybrid_s_shape(arch: str) -> None:
     assert read.mixer_width == 4 * 32 + 2 * 2 * 16
 
 
-def test_windows_are_told_where_asked() -> None:
-    kept, allowed = (shape("gemma2", FOUR, windows=asked)[0] for asked in (False, True))
-    assert [layer.kv.window for layer in kept.layers if layer.kv] == [0] * 4
-    assert [layer.kv.window for layer in allowed.layers if layer.kv] == [3, 0, 3, 0]
+def test_windows_are_those_of_the_declared_layers() -> None:
+    read, _ = shape("gemma2", FOUR)
+    assert [layer.kv.window for layer in read.layers if layer.kv] == [3, 0, 3, 0]
+    assert read.windows == (3,)
 
 
 def test_fused_projections_count_their_share_of_kv() -> None:

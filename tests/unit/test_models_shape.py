@@ -53,9 +53,10 @@ def tensors(kind: QuantType = QuantType.F32, *, fused: bool = False, tied: bool 
     return {each.name: each for each in found}
 
 
-def shape(given: dict[str, TensorView], *, windows: bool = False) -> ModelShape:
+def shape(given: dict[str, TensorView], *, window: int = 64) -> ModelShape:
     family = registry.family("llama")
-    return shape_of(family, family.config_from(LLAMA), given, name="made", quant="Q4_K", windows=windows)
+    metadata = LLAMA | {"llama.attention.sliding_window": window}
+    return shape_of(family, family.config_from(metadata), given, name="made", quant="Q4_K")
 
 
 @pytest.mark.parametrize("name", ["llama", "llama3rope", "mistral"])
@@ -97,15 +98,17 @@ def test_a_tensor_layout_cuts_at_whole_blocks_and_heads() -> None:
     assert [layer.ffn_units for layer in units.values()] == [512, 16, 2]
 
 
-def test_every_token_of_a_windowed_layer_is_counted_unless_asked() -> None:
-    """The engine keeps them in one pool; the shape must not promise what it does not do."""
-    kept, allowed = shape(tensors()), shape(tensors(), windows=True)
-    assert [layer.kv.window for layer in kept.layers if layer.kv] == [0, 0, 0]
-    assert [layer.kv.window for layer in allowed.layers if layer.kv] == [64, 64, 64]
-    assert kept.kv_bytes_per_token("f16") == 3 * 2 * (2 * 32) * 2
-    assert kept.kv_bytes_per_token("f32") == 2 * kept.kv_bytes_per_token("f16")
-    assert allowed.kv_bytes_per_token("f16") == 0
-    assert kept.state_bytes_per_request() == 0
+def test_a_windowed_layer_is_told_with_its_window_and_the_size_of_its_heads() -> None:
+    """Rows of the pool that keeps every token are those of the other layers alone."""
+    every, windowed = shape(tensors(), window=0), shape(tensors())
+    assert [(layer.kv.window, layer.kv.head_dim) for layer in every.layers if layer.kv] == [(0, 32)] * 3
+    assert [(layer.kv.window, layer.kv.head_dim) for layer in windowed.layers if layer.kv] == [(64, 32)] * 3
+    assert (every.windows, windowed.windows) == ((), (64,))
+    assert every.kv_bytes_per_token("f16") == 3 * 2 * (2 * 32) * 2
+    assert every.kv_bytes_per_token("f32") == 2 * every.kv_bytes_per_token("f16")
+    assert windowed.kv_bytes_per_token("f16") == 0
+    assert windowed.kv_bytes_per_token("f16", windows=True) == every.kv_bytes_per_token("f16")
+    assert windowed.state_bytes_per_request() == 0
 
 
 def test_widths_are_those_of_the_widest_layer() -> None:
