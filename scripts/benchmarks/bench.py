@@ -1,9 +1,11 @@
 """homeserve against a llama-server, side by side in one run; scripts/bench calls this inside its environment.
 
-Both servers run at the same time, on the same file, with as many threads and room for as many tokens, and only one is
-asked at a time. Runs alternate A B A B, so that what changes on the machine meanwhile meets both; ratios are of paired
-runs, and their median and spread are what is reported. The peer first shows which of its settings is its best.
-A goal that is missed is reported, and the exit code is 0 all the same; it is 1 where a server did not work.
+For each model both run at the same time, on the same file, with as many threads and room for as many tokens, and only
+one is asked at a time. Runs alternate A B A B, so that what changes on the machine meanwhile meets both; ratios are
+of paired runs, and their median and spread are what is reported. Before, with --full, the peer shows which of its
+settings is its best for each result (search.py); what the machine can do at most is measured within every pair
+(limits.py). A goal that is missed is reported, and the exit code is 0 all the same; it is 1 where a server did not
+work.
 """
 
 from __future__ import annotations
@@ -17,191 +19,265 @@ import random
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.error
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import document
+import limits
 import psutil
-from measures import MEASURES, Measure, Prompts
-from report import Sample, SampleFile, plot, report, table
-from servers import Server, homeserve, llama_server, peer_isa, peer_version, realtime
+import search
+from measures import MEASURES, RESULTS, Measure, Prompts
+from report import MACHINE, OURS, Sample, SampleFile, report, table
+from servers import Server, homeserve, is_homeserve, llama_server, peer_isa, peer_version, realtime
+from subjects import SUBJECTS, Work, folder, work
+
+from homeserve.checkpoint import gguf
+from homeserve.errors import HomeserveError
 
 ROOT = Path(__file__).resolve().parents[2]
-CANDIDATES = (("-fa", "on"), ("-fa", "off"), ("-fa", "on", "-kvu"), ("-fa", "on", "-ub", "256"))
-"""Settings of the peer that are tried; the best by prefill and decode together is compared."""
+LARGE_BYTES = 350_000_000
+"""Files above this answer half as many tokens: they take long enough."""
 
 
 def main() -> int:
     options = arguments()
-    model = options.model or default_model()
-    measures = wanted(options)
-    slot_tokens = 2304 if options.full else 1024
-    with tempfile.TemporaryDirectory(prefix="homeserve-bench-") as scratch:
-        folder = Path(scratch)
-        isa = peer_isa(options.peer, model, folder)
-        prompts = Prompts(random.Random(options.seed), options.vocab)
-        settings = CANDIDATES[0]
-        if options.full:
-            settings = best_settings(options, model, slot_tokens, folder, prompts)
-        ours = homeserve(model, options.threads, slot_tokens, folder)
-        theirs = llama_server(options.peer, model, options.threads, slot_tokens, folder, settings)
-        try:
-            for server in (ours, theirs):
-                server.start()
-            facts = common_facts(options, model, ours)
-            bench = Bench(options, facts, (ours, theirs), {"llama-server": (peer_version(options.peer), isa)})
-            document = bench.run(measures, prompts)
-        finally:
-            ours.stop()
-            theirs.stop()
-    print(table(document), file=sys.stderr)
+    if options.doc and not options.peer:
+        document.write(ROOT / "docs")
+        return 0
+    started = time.monotonic()
+    kept = SampleFile.read(Path(options.resume)) if options.resume and Path(options.resume).exists() else []
+    run = Run(options, wanted(options), [sample for sample in kept if sample.commit == commit()])
+    for name, path in models(options):
+        run.model(name, path)
+    document_ = report(run.samples)
+    for model in document_["models"]:
+        print(f"\n{model['model']}\n\n{table(model)}")
+    print(f"\n{(time.monotonic() - started) / 60:.1f} minutes", file=sys.stderr)
     if options.json:
-        Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+        Path(options.json).write_text(json.dumps(document_, indent=1) + "\n")
     if options.doc:
-        write_document(document, options)
+        document.write(ROOT / "docs")
     return 0
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench", description="Compare with a llama-server in one run.")
-    parser.add_argument("--peer", required=True, help="path of a llama-server program")
-    parser.add_argument("--model", help="a GGUF file; the default model where none is named")
+    parser.add_argument("--peer", help="path of a llama-server program, or of another homeserve")
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="3 runs, short prompts (the default)")
-    size.add_argument("--full", action="store_true", help="7 runs, long prompts too, the peer's best setting searched")
-    parser.add_argument("--tests", help="only these, by comma; see scripts/benchmarks/measures.py")
+    size.add_argument("--quick", action="store_true", help="3 models, 3 pairs, the shortest measures (the default)")
+    size.add_argument("--full", action="store_true", help="all models and measures, 7 pairs, the peer's best settings")
+    parser.add_argument("--models", help="only these of the table, by comma: parts of their names")
+    parser.add_argument("--model", help="a GGUF file instead of the table's")
+    parser.add_argument("--tests", help=f"only these, by comma: {', '.join(RESULTS)}")
     parser.add_argument("--repeat", type=int, help="runs of each measure")
+    parser.add_argument("--answer", type=int, help="tokens of each answer (128; 64 for large files)")
+    parser.add_argument("--ours", nargs="+", default=(), help="a homeserve command other than this checkout's")
+    parser.add_argument("--isa", default="", help="ISA level of homeserve, where not the best")
     parser.add_argument("--threads", type=int, default=psutil.cpu_count(logical=False) or 1)
     parser.add_argument("--vocab", type=int, default=30000, help="prompts are drawn from token ids below this")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", help="write the result here")
     parser.add_argument("--csv", help="append each run here")
-    parser.add_argument("--resume", help="take finished runs from this CSV, append the others to it")
-    parser.add_argument("--doc", action="store_true", help="write docs/benchmarks.md and docs/benchmarks.svg")
+    parser.add_argument("--resume", help="take this commit's finished runs from this CSV, append the others to it")
+    parser.add_argument(
+        "--doc", action="store_true", help="write the pages in docs/ from docs/benchmarks.csv; without --peer only that"
+    )
     options = parser.parse_args()
     options.repeat = options.repeat or (7 if options.full else 3)
-    if not os.access(options.peer, os.X_OK):
+    if not options.peer and not options.doc:
+        parser.error("--peer is needed; docs/benchmarks.md says how to get a llama-server")
+    if options.peer and not os.access(options.peer, os.X_OK):
         parser.error(f"{options.peer} is no program; docs/benchmarks.md says how to get a llama-server")
     return options
 
 
+def models(options: argparse.Namespace) -> list[tuple[str, Path]]:
+    """Names and files of the models that are measured. Raises RuntimeError for a name that fits none."""
+    if options.model:
+        return [(Path(options.model).stem, Path(options.model))]
+    if options.models:
+        words = options.models.split(",")
+        unknown = [word for word in words if not any(word in subject.name for subject in SUBJECTS)]
+        if unknown:
+            raise RuntimeError(f"no such model: {', '.join(unknown)}; there is {', '.join(s.name for s in SUBJECTS)}")
+        chosen = [subject for subject in SUBJECTS if any(word in subject.name for word in words)]
+    else:
+        chosen = [subject for subject in SUBJECTS if options.full or subject.size == 0]
+    return [(subject.name, subject.file()) for subject in chosen]
+
+
 def wanted(options: argparse.Namespace) -> list[Measure]:
-    """The measures of a quick or full run, or those named by --tests."""
+    """The measures of a quick or full run, or those that give the results named by --tests."""
     if not options.tests:
-        return [measure for measure in MEASURES if options.full or not measure.full_only]
-    names = options.tests.split(",")
-    unknown = set(names) - {measure.name for measure in MEASURES}
-    if unknown:
-        raise RuntimeError(
-            f"no such test: {', '.join(sorted(unknown))}; there is {', '.join(m.name for m in MEASURES)}"
-        )
-    return [measure for measure in MEASURES if measure.name in names]
+        return [measure for measure in MEASURES if measure.size <= (1 if options.full else 0)]
+    names = set(options.tests.split(","))
+    if unknown := names - RESULTS.keys():
+        raise RuntimeError(f"no such test: {', '.join(sorted(unknown))}; there is {', '.join(RESULTS)}")
+    return [measure for measure in MEASURES if names & set(measure.gives)]
 
 
-class Bench:
-    """The alternation: every measure `repeat` times, each time by both servers, who goes first changing each time."""
+@dataclass
+class Subject:
+    """One model while it is measured: its two sides, and what stands in every sample of it."""
 
-    def __init__(
-        self,
-        options: argparse.Namespace,
-        facts: dict[str, Any],
-        servers: tuple[Server, Server],
-        peers: dict[str, tuple[str, str]],
-    ) -> None:
+    name: str
+    path: Path
+    ours: Server
+    peers: dict[search.Settings, Server]
+    found: search.Found
+    work: Work
+    facts: dict[str, Any]
+    versions: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def theirs(self, result: str) -> Server:
+        """The peer with the settings that are its best for `result`."""
+        if len(self.peers) == 1:
+            return next(iter(self.peers.values()))
+        return self.peers[search.best(self.found, result)]
+
+
+class Run:
+    """Every model, one after the other: each measure `repeat` times by both sides, who goes first changing."""
+
+    def __init__(self, options: argparse.Namespace, measures: list[Measure], kept: list[Sample]) -> None:
         self.options = options
-        self.facts = facts
-        self.servers = servers
-        self.versions = {"homeserve": (facts.pop("version"), facts.pop("isa")), **peers}
-        self.device = facts.pop("device_facts")
-        self.samples: list[Sample] = SampleFile.read(Path(options.resume)) if options.resume else []
+        self.measures = measures
+        self.samples = kept
         path = options.resume or options.csv
         self.file = SampleFile(Path(path) if path else None)
+        self.slot_tokens = 2304 if any("pp2048" in measure.gives for measure in measures) else 1024
+        self.command = command(options)
 
-    def run(self, measures: list[Measure], prompts: Prompts) -> dict[str, Any]:
-        done = {(sample.engine, sample.test, sample.run) for sample in self.samples}
-        for measure in measures:
-            for run in range(self.options.repeat):
-                for server in self.servers if run % 2 == 0 else reversed(self.servers):
-                    if (server.engine, measure.name, run) not in done:
-                        self.take(measure, server, run, prompts)
-        facts = self.facts
-        return report(self.samples, facts["commit"], facts["date"], facts["command"], self.device)
+    def model(self, name: str, path: Path) -> None:
+        """Measure one model. Raises RuntimeError where a server does not work."""
+        done = {(sample.engine, sample.test, sample.run) for sample in self.samples if sample.model == name}
+        last = self.options.repeat - 1
+        if all((OURS, result, last) in done for measure in self.measures for result in measure.gives):
+            return
+        answer = self.options.answer or (64 if path.stat().st_size > LARGE_BYTES else 128)
+        prompts = Prompts(random.Random(self.options.seed), self.options.vocab, answer)
+        with tempfile.TemporaryDirectory(prefix="homeserve-bench-") as scratch:
+            subject = self.prepare(name, path, Path(scratch), prompts)
+            servers = [subject.ours, *subject.peers.values()]
+            try:
+                for server in servers:
+                    server.start()
+                self.introduce(subject)
+                for measure in self.measures:
+                    self.measure(subject, measure, prompts, done)
+            finally:
+                for server in servers:
+                    server.stop()
 
-    def take(self, measure: Measure, server: Server, run: int, prompts: Prompts) -> None:
-        if run == 0 and not measure.restarts and measure.unit == "tok/s":
+    def prepare(self, name: str, path: Path, scratch: Path, prompts: Prompts) -> Subject:
+        """Both sides, not started; the peer's best settings searched with --full."""
+        options = self.options
+        file = gguf.read(str(path))
+        size = (options.threads, self.slot_tokens, scratch)
+        extra = ("--isa", options.isa) if options.isa else ()
+        ours = homeserve(str(path), *size, options.ours)
+        ours.command += extra
+        found: search.Found = {}
+        peers: dict[search.Settings, Server]
+        versions: dict[str, tuple[str, str]] = {}
+        if is_homeserve(options.peer):
+            peers = {(): homeserve(str(path), *size, (options.peer,), "homeserve-peer")}
+        else:
+            start = lambda settings: llama_server(options.peer, str(path), *size, settings)  # noqa: E731
+            versions["llama-server"] = (peer_version(options.peer), peer_isa(options.peer, str(path), scratch))
+            if options.full:
+                deep = any("tg@2048" in measure.gives for measure in self.measures)
+                found = search.search(start, prompts, deep)
+            results = [result for measure in self.measures for result in measure.gives]
+            chosen = dict.fromkeys(search.best(found, result) for result in results)
+            peers = {settings: start(settings) for settings in chosen}
+        facts = {"commit": commit(), "date": today(), "command": self.command, "device": cpu_name(), "model": name}
+        facts |= {"quant": name.rpartition(".")[2], "threads": options.threads}
+        return Subject(name, path, ours, peers, found, work(file.tensors, file.metadata), facts, versions)
+
+    def introduce(self, subject: Subject) -> None:
+        """What the servers say of themselves; the constants of the file; what the search found, into the CSV."""
+        for server in (subject.ours, *subject.peers.values()):
+            if server.engine != "llama-server":
+                status = server.get("/v1/homeserve/status")
+                subject.facts["quant"] = status["model"]["quant"]
+                subject.versions[server.engine] = (status["version"], status["ranks"][0]["isa"])
+        kept = {
+            (sample.engine, sample.test, sample.settings) for sample in self.samples if sample.model == subject.name
+        }
+        for settings, values in subject.found.items():
+            for test, value in values.items():
+                if ("llama-server", f"search:{test}", " ".join(settings)) not in kept:
+                    unit = RESULTS[test].unit
+                    self.add(subject, "llama-server", " ".join(settings), f"search:{test}", unit, 0, value)
+        if (MACHINE, "bytes_per_token", "") not in kept:
+            self.add(subject, MACHINE, "", "bytes_per_token", "B", 0, subject.work.bytes_per_token)
+            self.add(subject, MACHINE, "", "ops_per_token", "OP", 0, subject.work.ops_per_token)
+
+    def measure(self, subject: Subject, measure: Measure, prompts: Prompts, done: set[tuple[str, str, int]]) -> None:
+        for run in range(self.options.repeat):
+            if (MACHINE, "read_gb_s", run) not in done:
+                self.limits(subject, run)
+                done.add((MACHINE, "read_gb_s", run))
+            for ours in (True, False) if run % 2 == 0 else (False, True):
+                sides: dict[int, tuple[Server, list[str]]] = {}
+                for result in measure.gives:
+                    server = subject.ours if ours else subject.theirs(result)
+                    if (server.engine, result, run) not in done:
+                        sides.setdefault(id(server), (server, []))[1].append(result)
+                for server, results in sides.values():
+                    self.take(subject, measure, server, results, run, prompts)
+
+    def take(
+        self, subject: Subject, measure: Measure, server: Server, results: list[str], run: int, prompts: Prompts
+    ) -> None:
+        if run == 0 and measure.warm:
             # The first request of a shape touches memory for the first time; neither server's counts.
             measure.run(server, prompts)
-        value = measure.run(server, prompts)
-        version, isa = self.versions[server.engine]
+        values = measure.run(server, prompts)
+        for result in results:
+            self.add(subject, server.engine, server.settings, result, RESULTS[result].unit, run, values[result])
+
+    def limits(self, subject: Subject, run: int) -> None:
+        found = limits.measure(self.options.threads, folder())
+        for test, unit in (("read_gb_s", "GB/s"), ("int16_gop_s", "GOP/s"), ("int8_gop_s", "GOP/s")):
+            self.add(subject, MACHINE, "", test, unit, run, getattr(found, test), found.instructions)
+
+    def add(
+        self, subject: Subject, engine: str, settings: str, test: str, unit: str, run: int, value: float, isa: str = ""
+    ) -> None:
+        version, known = subject.versions.get(engine, ("", isa))
         sample = Sample(
-            **self.facts,
-            engine=server.engine,
+            **subject.facts,
+            engine=engine,
             version=version,
-            isa=isa,
-            settings=server.settings,
-            threads=self.options.threads,
-            test=measure.name,
-            unit=measure.unit,
+            isa=known,
+            settings=settings,
+            test=test,
+            unit=unit,
             run=run,
             value=round(value, 4),
         )
         self.samples.append(sample)
         self.file.add(sample)
-        print(
-            f"{measure.name:<12} {run}  {server.engine:<13} {value:10.2f} {measure.unit}", file=sys.stderr, flush=True
-        )
+        print(f"{subject.name:<28} {test:<14} {run}  {engine:<13} {value:12.2f} {unit}", file=sys.stderr, flush=True)
 
 
-def best_settings(
-    options: argparse.Namespace, model: str, slot_tokens: int, folder: Path, prompts: Prompts
-) -> tuple[str, ...]:
-    """The candidate with the highest product of prefill and decode speed, each the better of two runs."""
-    tried = [measure for measure in MEASURES if measure.name in ("pp512", "tg128@0")]
-    scores: dict[tuple[str, ...], float] = {}
-    for settings in CANDIDATES:
-        server = llama_server(options.peer, model, options.threads, slot_tokens, folder, settings)
-        server.start()
-        try:
-            scores[settings] = 1.0
-            for measure in tried:
-                scores[settings] *= max(measure.run(server, prompts) for _ in range(2))
-        finally:
-            server.stop()
-        print(f"llama-server {' '.join(settings)}: score {scores[settings]:.0f}", file=sys.stderr, flush=True)
-    return max(scores, key=scores.__getitem__)
+def command(options: argparse.Namespace) -> str:
+    """How the run is repeated, without paths."""
+    words = ["scripts/bench", "--peer", Path(options.peer).name, "--full" if options.full else "--quick"]
+    words += ["--model", Path(options.model).name] if options.model else []
+    for name in ("models", "tests", "isa"):
+        words += [f"--{name}", value] if (value := getattr(options, name)) else []
+    return " ".join(words)
 
 
-def common_facts(options: argparse.Namespace, model: str, ours: Server) -> dict[str, Any]:
-    """What every sample carries: commit, date, command, device, model; and what homeserve says of itself."""
-    status = ours.get("/v1/homeserve/status")
-    isa = status["ranks"][0]["isa"]
-    cpu = cpu_name()
-    return {
-        "commit": commit(),
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "command": f"scripts/bench --peer llama-server {'--full' if options.full else '--quick'}"
-        + (f" --model {Path(model).name}" if options.model else "")
-        + (f" --tests {options.tests}" if options.tests else ""),
-        "device": cpu,
-        "model": Path(model).stem,
-        "quant": status["model"]["quant"],
-        "version": status["version"],
-        "isa": isa,
-        "device_facts": {
-            "cpu": cpu,
-            "isa": isa,
-            "cores": psutil.cpu_count(logical=False),
-            "threads": options.threads,
-            "scheduler": "fifo" if realtime(1) else "normal",
-            "read_gb_s": None,
-        },
-    }
-
-
-def default_model() -> str:
-    from homeserve.checkpoint.names import default_model_path
-
-    return default_model_path()
+def today() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
 
 
 def cpu_name() -> str:
@@ -212,38 +288,13 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+@cache
 def commit() -> str:
+    """Of the checkout, when first asked: it may move on while a run takes its hours."""
     done = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     return done.stdout.strip() or "unknown"
-
-
-def write_document(document: dict[str, Any], options: argparse.Namespace) -> None:
-    """docs/benchmarks.md has one section per model between two markers; this one's is replaced or added."""
-    path = ROOT / "docs" / "benchmarks.md"
-    head, begin, rest = path.read_text().partition("<!-- tables -->\n")
-    inside, end, tail = rest.partition("<!-- end of tables -->")
-    device = document["device"]
-    peer = next(row for row in document["rows"] if row["engine"] == "llama-server")
-    caption = (
-        f"{device['cpu']}, {device['threads']} threads, {device['scheduler']} scheduler · "
-        f"commit {document['commit']} · "
-        f"{document['date']} · `{document['command']}` · {options.repeat} paired runs each, median (p10-p90) · "
-        f"homeserve: {device['isa']} · llama-server {peer['version']}: {peer['isa']}; "
-        f"its setting: `{peer['settings']}`"
-    )
-    sections = [section for section in inside.split("\n### ") if section.strip()]
-    mine = f"{peer['model']}\n\n{caption}\n\n{table(document)}\n"
-    places = [index for index, section in enumerate(sections) if section.startswith(f"{peer['model']}\n")]
-    if places:
-        sections[places[0]] = mine
-    else:
-        sections.append(mine)
-    inside = "".join(f"\n### {section.strip()}\n" for section in sections)
-    path.write_text(f"{head}{begin}{inside}\n{end}{tail}")
-    if not options.model:
-        (ROOT / "docs" / "benchmarks.svg").write_text(plot(document))
 
 
 if __name__ == "__main__":
@@ -252,6 +303,6 @@ if __name__ == "__main__":
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(2))
     try:
         sys.exit(main())
-    except (RuntimeError, OSError, urllib.error.URLError) as error:
+    except (RuntimeError, OSError, urllib.error.URLError, HomeserveError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)

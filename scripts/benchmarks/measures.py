@@ -1,120 +1,125 @@
-"""What is measured: one entry per row of the table, each a function from a running server to one number.
+"""What is measured: each measure is a function from a running server to one number or two.
 
-Throughputs are tokens per second (more is better); `*_s`, `ttft512` and `rss` are better when small. A ratio is always
-turned so that above 1 means that homeserve did better.
+A request that answers two questions is asked once: 512 prompt tokens give prefill speed and time to first token, an
+answer behind 2048 tokens gives prefill and decode at depth. Throughputs are tokens per second (more is better); times
+and memory are better when small. A ratio is always turned so that above 1 means that homeserve did better.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from client import complete, complete_at_once
 from servers import Server
 
-DECODE_TOKENS = 128
 SHORT_PROMPT = 8
 SHARED_PROMPT = 32
+LONG_PROMPT = 2048
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Random prompts: no two measures share one, so no cache of either server helps."""
+    """Random prompts: no two measures share one, so no cache of either server helps. `answer`: tokens of a decode."""
 
     source: random.Random
     vocab: int
+    answer: int = 128
 
     def draw(self, length: int) -> list[int]:
         # The lowest ids are control tokens in every vocabulary that is measured here.
         return [self.source.randrange(min(300, self.vocab // 2), self.vocab) for _ in range(length)]
 
+    def shorter(self, answer: int) -> Prompts:
+        return Prompts(self.source, self.vocab, answer)
+
+
+Run = Callable[[Server, Prompts], Mapping[str, float]]
+
 
 @dataclass(frozen=True)
 class Measure:
-    """`restarts` measures start the server themselves; the others find it running."""
+    """`run` gives a value for each result of `gives`. `restarts`: it starts the server itself. `size`: 0 with --quick,
+    1 with --full, 2 only by name. `warm`: taken once more before the first time, which does not count."""
 
-    name: str
+    gives: tuple[str, ...]
+    run: Run
+    restarts: bool = False
+    size: int = 1
+    warm: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    """A row of the table. `chosen_by`: the result whose best setting of the peer is also this one's."""
+
+    title: str
     unit: str
     more_is_better: bool
-    run: Callable[[Server, Prompts], float]
-    restarts: bool = False
-    full_only: bool = False
-    goal: float | None = None
+    chosen_by: str
 
     def ratio(self, ours: float, theirs: float) -> float:
         return ours / theirs if self.more_is_better else theirs / ours
 
 
-def _prefill(length: int) -> Callable[[Server, Prompts], float]:
-    def run(server: Server, prompts: Prompts) -> float:
-        timing = complete(server.url, prompts.draw(length), 1)
-        return timing.prompt_tokens / timing.ttft_s
+def _prefill(server: Server, prompts: Prompts) -> Mapping[str, float]:
+    timing = complete(server.url, prompts.draw(512), 1)
+    return {"pp512": timing.prompt_tokens / timing.ttft_s, "ttft512": timing.ttft_s * 1000}
+
+
+def _deep(server: Server, prompts: Prompts) -> Mapping[str, float]:
+    timing = complete(server.url, prompts.draw(LONG_PROMPT), prompts.answer)
+    return {"pp2048": timing.prompt_tokens / timing.ttft_s, "tg@2048": timing.decode_tok_s}
+
+
+def _decode(server: Server, prompts: Prompts) -> Mapping[str, float]:
+    return {"tg@0": complete(server.url, prompts.draw(SHORT_PROMPT), prompts.answer).decode_tok_s}
+
+
+def _at_once(streams: int) -> Run:
+    def run(server: Server, prompts: Prompts) -> Mapping[str, float]:
+        drawn = [prompts.draw(SHARED_PROMPT) for _ in range(streams)]
+        return {f"conc{streams}": complete_at_once(server.url, drawn, prompts.answer)}
 
     return run
 
 
-def _decode(depth: int) -> Callable[[Server, Prompts], float]:
-    def run(server: Server, prompts: Prompts) -> float:
-        return complete(server.url, prompts.draw(max(depth, SHORT_PROMPT)), DECODE_TOKENS).decode_tok_s
-
-    return run
-
-
-def _at_once(streams: int) -> Callable[[Server, Prompts], float]:
-    def run(server: Server, prompts: Prompts) -> float:
-        return complete_at_once(server.url, [prompts.draw(SHARED_PROMPT) for _ in range(streams)], DECODE_TOKENS)
-
-    return run
-
-
-def _ttft(server: Server, prompts: Prompts) -> float:
-    return complete(server.url, prompts.draw(512), 1).ttft_s * 1000
-
-
-def _start(server: Server, prompts: Prompts) -> float:
-    """Seconds until ready."""
+def _start(server: Server, prompts: Prompts) -> Mapping[str, float]:
+    """Seconds until ready, and to the first token of the first answer."""
     server.stop()
-    return server.start()
-
-
-def _start_to_token(server: Server, prompts: Prompts) -> float:
-    """Seconds from the start of the program to the first token of its first answer."""
-    server.stop()
-    server.start()
+    ready = server.start()
     complete(server.url, prompts.draw(SHORT_PROMPT), 1)
-    return time.monotonic() - server.started
+    return {"start": ready, "start_token": time.monotonic() - server.started}
 
 
-def _memory(server: Server, prompts: Prompts) -> float:
-    return server.memory_mib()
+def _memory(server: Server, prompts: Prompts) -> Mapping[str, float]:
+    return {"rss": server.memory_mib()}
 
 
 MEASURES = (
-    Measure("start", "s", False, _start, restarts=True),
-    Measure("start_token", "s", False, _start_to_token, restarts=True),
-    Measure("pp512", "tok/s", True, _prefill(512)),
-    Measure("pp2048", "tok/s", True, _prefill(2048), full_only=True),
-    Measure("tg128@0", "tok/s", True, _decode(0), goal=0.5),
-    Measure("tg128@2048", "tok/s", True, _decode(2048), full_only=True),
-    Measure("conc1", "tok/s", True, _at_once(1)),
-    Measure("conc4", "tok/s", True, _at_once(4)),
-    Measure("conc8", "tok/s", True, _at_once(8)),
-    Measure("ttft512", "ms", False, _ttft),
-    Measure("rss", "MiB", False, _memory),
+    Measure(("start", "start_token"), _start, restarts=True),
+    Measure(("pp512", "ttft512"), _prefill, size=0, warm=True),
+    Measure(("pp2048", "tg@2048"), _deep),
+    Measure(("tg@0",), _decode, size=0, warm=True),
+    Measure(("conc1",), _at_once(1), size=2),
+    Measure(("conc4",), _at_once(4), size=2),
+    Measure(("conc8",), _at_once(8), size=0, warm=True),
+    Measure(("rss",), _memory),
 )
 
-TITLES = {
-    "start": "start to ready",
-    "start_token": "start to first token",
-    "pp512": "prefill, 512 tokens",
-    "pp2048": "prefill, 2048 tokens",
-    "tg128@0": "decode, 128 tokens",
-    "tg128@2048": "decode, 128 tokens after 2048",
-    "conc1": "1 stream, prompt and answer",
-    "conc4": "4 streams, total",
-    "conc8": "8 streams, total",
-    "ttft512": "time to first token, 512 prompt tokens",
-    "rss": "resident memory after the other rows",
+RESULTS = {
+    "pp512": Result("prefill, 512 tokens", "tok/s", True, "pp512"),
+    "pp2048": Result("prefill, 2048 tokens", "tok/s", True, "pp512"),
+    "tg@0": Result("decode", "tok/s", True, "tg@0"),
+    "tg@2048": Result("decode after 2048 tokens", "tok/s", True, "tg@2048"),
+    "conc1": Result("1 stream, prompt and answer", "tok/s", True, "tg@0"),
+    "conc4": Result("4 streams, total", "tok/s", True, "conc8"),
+    "conc8": Result("8 streams, total", "tok/s", True, "conc8"),
+    "ttft512": Result("time to first token, 512 prompt tokens", "ms", False, "pp512"),
+    "start": Result("start to ready", "s", False, "start_token"),
+    "start_token": Result("start to first token", "s", False, "start_token"),
+    "rss": Result("resident memory after the other rows", "MiB", False, "rss"),
 }
+"""In the order of the tables."""

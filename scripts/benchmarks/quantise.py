@@ -1,9 +1,10 @@
 """Float32 rows into the blocks of GGUF: what synthetic models are quantised with.
 
-Every block is computed from its own 32 or 256 values: a scale (and a minimum) of each group from its extremes, rounded to
-the type's few bits, then the nearest integers. There is no search for better scales, as converters for real models do:
-the bytes are as varied as theirs and the errors a little larger, which is right for models that are only timed.
-Layouts are those that `gguf.dequantize` reads back; the tests compare with it. All of it is vectorised over blocks.
+Every block is computed from its own 32 or 256 values: a scale (and a minimum) of each group from its extremes,
+rounded to the type's few bits, then the nearest integers. There is no search for better scales, as converters for
+real models do: the bytes are as varied as theirs and the errors a little larger, which is right for models that are
+only timed. Layouts are those that `gguf.dequantize` reads back; the tests compare with it. All of it is vectorised
+over blocks.
 """
 
 from __future__ import annotations
@@ -84,8 +85,8 @@ def _affine(x: F32, levels: int, steps: int) -> tuple[U8, U8, U8, U8, U8]:
 
 
 def _symmetric(x: F32, levels: int, steps: int) -> tuple[U8, npt.NDArray[np.int8], U8]:
-    """[blocks, groups, 16] as scale * (q - levels) with 0 <= q < 2 * levels; the scales are signed multiples, from -steps
-    to steps - 1, of one half-precision float for each block. Returns that float as bytes, the multiples and q."""
+    """[blocks, groups, 16] as scale * (q - levels) with 0 <= q < 2 * levels; the scales are signed multiples, from
+    -steps to steps - 1, of one half-precision float for each block. Returns that float as bytes, the multiples, q."""
     extreme = np.take_along_axis(x, np.abs(x).argmax(axis=2)[:, :, None], 2)[:, :, 0]
     scales = extreme / np.float32(-levels)
     largest = np.take_along_axis(scales, np.abs(scales).argmax(axis=1)[:, None], 1)[:, 0]

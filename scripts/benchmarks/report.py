@@ -1,4 +1,8 @@
-"""From single runs to medians, ratios, JSON, CSV, a Markdown table and a plot."""
+"""From single runs to medians, ratios, goals and percents of the machine's limits: JSON and Markdown.
+
+A sample is one line of the CSV, which is the only thing that is kept: every table of docs/benchmarks.md and
+docs/PERFORMANCE.md is made from it again (document.py), so a figure in a page is a figure in the file.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,14 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from measures import MEASURES, TITLES
+import subjects
+from measures import RESULTS
+
+OURS, MACHINE = "homeserve", "machine"
+"""Engines of the CSV; every other name is the peer's. `machine` samples are what the machine could do in the same run,
+and two constants of the model's file: bytes and operations of a token."""
+PEAK = "int16_gop_s"
+"""The peak that a prefill's percent is of: that of the instruction which the kernels use."""
 
 
 @dataclass(frozen=True)
@@ -41,17 +52,17 @@ class SampleFile:
         self.names = [field.name for field in fields(Sample)]
         if path and (not path.exists() or not path.stat().st_size):
             with path.open("w", newline="") as file:
-                csv.writer(file).writerow(self.names)
+                csv.writer(file, lineterminator="\n").writerow(self.names)
 
     def add(self, sample: Sample) -> None:
         if self.path:
             with self.path.open("a", newline="") as file:
-                csv.DictWriter(file, self.names).writerow(asdict(sample))
+                csv.DictWriter(file, self.names, lineterminator="\n").writerow(asdict(sample))
 
     @staticmethod
     def read(path: Path) -> list[Sample]:
         with path.open(newline="") as file:
-            lines = list(csv.DictReader(file))
+            lines: list[dict[str, Any]] = list(csv.DictReader(file))
         for line in lines:
             line.update(threads=int(line["threads"]), run=int(line["run"]), value=float(line["value"]))
         return [Sample(**line) for line in lines]
@@ -66,46 +77,71 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def report(samples: Iterable[Sample], commit: str, date: str, command: str, device: dict[str, Any]) -> dict[str, Any]:
-    """The JSON document: `rows` per engine and test, `ratios` of paired runs per test."""
-    groups: dict[tuple[str, str], dict[int, Sample]] = {}
-    for sample in samples:
-        groups.setdefault((sample.engine, sample.test), {})[sample.run] = sample
-    rows, ratios = [], []
-    for measure in MEASURES:
-        ours, theirs = groups.get(("homeserve", measure.name), {}), groups.get(("llama-server", measure.name), {})
-        for runs in (ours, theirs):
-            if runs:
-                rows.append(_row(list(runs.values())))
-        pairs = [measure.ratio(ours[run].value, theirs[run].value) for run in sorted(ours.keys() & theirs.keys())]
-        if pairs:
-            ratios.append(_ratio(measure.name, ours[min(ours)], pairs, measure.goal))
-    ratios += _scaling(groups)
+def report(samples: Iterable[Sample]) -> dict[str, Any]:
+    """The JSON document of one run: for each model the `rows` of each engine and test, and `ratios` of the pairs."""
+    every = list(samples)
+    models = list(dict.fromkeys(sample.model for sample in every))
+    one = every[-1]
     return {
-        "schema": 1,
-        "commit": commit,
-        "date": date,
-        "command": command,
-        "device": device,
-        "rows": rows,
-        "ratios": ratios,
+        "schema": 2,
+        "commit": one.commit,
+        "date": one.date,
+        "command": one.command,
+        "device": {"cpu": one.device, "threads": one.threads, **_machine(every)},
+        "models": [_model([sample for sample in every if sample.model == model]) for model in models],
     }
 
 
-def _row(samples: list[Sample]) -> dict[str, Any]:
-    values = [sample.value for sample in samples]
-    one = samples[0]
+def _machine(samples: Sequence[Sample]) -> dict[str, float]:
+    """Medians of what the machine could do."""
+    found: dict[str, list[float]] = {}
+    for sample in samples:
+        if sample.engine == MACHINE and not sample.test.endswith("_per_token"):
+            found.setdefault(sample.test, []).append(sample.value)
+    return {test: round(statistics.median(values), 2) for test, values in found.items()}
+
+
+def _model(samples: Sequence[Sample]) -> dict[str, Any]:
+    groups: dict[tuple[str, str], dict[int, Sample]] = {}
+    for sample in samples:
+        groups.setdefault((sample.engine, sample.test), {})[sample.run] = sample
+    peer = next((name for name, _ in groups if name not in (OURS, MACHINE)), None)
+    rows, ratios = [], []
+    for test in RESULTS:
+        ours, theirs = groups.get((OURS, test), {}), groups.get((peer or "", test), {})
+        rows += [_row(list(runs.values())) for runs in (ours, theirs) if runs]
+        paired = sorted(ours.keys() & theirs.keys())
+        if paired:
+            pairs = [RESULTS[test].ratio(ours[run].value, theirs[run].value) for run in paired]
+            ratios.append(_ratio(test, ours[paired[0]], pairs))
+    limits = {
+        test: statistics.median(s.value for s in runs.values())
+        for (who, test), runs in groups.items()
+        if who == MACHINE
+    }
+    for row in rows:
+        row["of_limit"] = _of_limit(row, limits)
+    searched = [_row([sample]) for sample in samples if sample.test.startswith("search:")]
     return {
-        "engine": one.engine,
-        "version": one.version,
-        "isa": one.isa,
-        "settings": one.settings,
-        "model": one.model,
-        "quant": one.quant,
-        "test": one.test,
+        "model": samples[0].model,
+        "quant": samples[-1].quant,
+        "peer": peer,
+        "limits": limits,
+        "rows": rows,
+        "ratios": ratios,
+        "searched": searched,
+    }
+
+
+def _row(samples: Sequence[Sample]) -> dict[str, Any]:
+    values, one = [sample.value for sample in samples], samples[0]
+    return {
+        **{
+            name: getattr(one, name)
+            for name in ("engine", "version", "isa", "settings", "model", "quant", "test", "unit")
+        },
         "layout": None,
         "draft": None,
-        "unit": one.unit,
         "runs": len(values),
         "median": round(statistics.median(values), 3),
         "p10": round(quantile(values, 0.1), 3),
@@ -113,12 +149,13 @@ def _row(samples: list[Sample]) -> dict[str, Any]:
     }
 
 
-def _ratio(test: str, one: Sample, pairs: list[float], goal: float | None) -> dict[str, Any]:
-    median = statistics.median(pairs)
+def _ratio(test: str, one: Sample, pairs: Sequence[float]) -> dict[str, Any]:
+    median, goal = statistics.median(pairs), subjects.goal(one.model, test)
     return {
         "test": test,
         "model": one.model,
         "quant": one.quant,
+        "pairs": len(pairs),
         "median": round(median, 3),
         "low": round(quantile(pairs, 0.1), 3),
         "high": round(quantile(pairs, 0.9), 3),
@@ -127,69 +164,59 @@ def _ratio(test: str, one: Sample, pairs: list[float], goal: float | None) -> di
     }
 
 
-def _scaling(groups: dict[tuple[str, str], dict[int, Sample]]) -> list[dict[str, Any]]:
-    """How much more 8 streams give than one, by the same engine: `conc8/conc1`. The goal is homeserve's."""
-    found = []
-    for engine, goal in (("homeserve", 2.0), ("llama-server", None)):
-        one, eight = groups.get((engine, "conc1"), {}), groups.get((engine, "conc8"), {})
-        pairs = [eight[run].value / one[run].value for run in sorted(one.keys() & eight.keys())]
-        if pairs:
-            found.append({**_ratio("conc8/conc1", one[min(one)], pairs, goal), "engine": engine})
-    return found
+def _of_limit(row: dict[str, Any], limits: dict[str, float]) -> dict[str, float] | None:
+    """Percents: of the bandwidth for one stream's decode, of the integer peaks for a prefill."""
+    if row["test"] == "tg@0" and {"bytes_per_token", "read_gb_s"} <= limits.keys():
+        return {"read_gb_s": _percent(row["median"] * limits["bytes_per_token"], limits["read_gb_s"])}
+    if row["test"] in ("pp512", "pp2048") and {"ops_per_token", PEAK, "int8_gop_s"} <= limits.keys():
+        return {kind: _percent(row["median"] * limits["ops_per_token"], limits[kind]) for kind in (PEAK, "int8_gop_s")}
+    return None
 
 
-def table(document: dict[str, Any]) -> str:
-    """Markdown: one line per test with both medians, their spread and the ratio of paired runs."""
-    rows = {(row["engine"], row["test"]): row for row in document["rows"]}
-    lines = ["| test | unit | homeserve | llama-server | ratio | goal |", "|---|---|---|---|---|---|"]
-    for ratio in document["ratios"]:
-        if "engine" in ratio:
+def _percent(done: float, limit: float) -> float:
+    return round(100 * done / (limit * 1e9), 1)
+
+
+def table(model: dict[str, Any]) -> str:
+    """Markdown of one model: a line per test with both medians, their spread, the ratio of paired runs and the goal."""
+    rows = {(row["engine"], row["test"]): row for row in model["rows"]}
+    peer, ratios = model["peer"], {ratio["test"]: ratio for ratio in model["ratios"]}
+    lines = [
+        f"| test | unit | homeserve | {peer or 'no peer'} | ratio | goal | of the limit |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for test, result in RESULTS.items():
+        ours, theirs = rows.get((OURS, test)), rows.get((peer or "", test))
+        if ours is None:
             continue
-        test = ratio["test"]
-        ours, theirs = rows["homeserve", test], rows["llama-server", test]
-        goal = "" if ratio["goal"] is None else f"{ratio['goal']}: {'met' if ratio['met'] else 'missed'}"
         lines.append(
-            f"| {TITLES[test]} | {ours['unit']} | {_spread(ours)} | {_spread(theirs)} | "
-            f"**{ratio['median']:.2f}** ({ratio['low']:.2f}-{ratio['high']:.2f}) | {goal} |"
+            f"| {result.title} | {result.unit} | {_spread(ours)} | {_spread(theirs)} | {_told(ratios.get(test))} | "
+            f"{_goal(ratios.get(test))} | {_limit(ours)} |"
         )
-    for ratio in document["ratios"]:
-        if "engine" in ratio:
-            goal = "" if ratio["goal"] is None else f" Goal {ratio['goal']}: {'met' if ratio['met'] else 'missed'}."
-            lines += ["", f"8 streams give {ratio['median']:.2f} times what one gives on {ratio['engine']}.{goal}"]
     return "\n".join(lines)
 
 
-def _spread(row: dict[str, Any]) -> str:
+def _told(ratio: dict[str, Any] | None) -> str:
+    return f"**{ratio['median']:.2f}** ({ratio['low']:.2f}-{ratio['high']:.2f})" if ratio else ""
+
+
+def _goal(ratio: dict[str, Any] | None) -> str:
+    if ratio is None or ratio["goal"] is None:
+        return ""
+    return f"{ratio['goal']:g}: {'met' if ratio['met'] else 'missed'}"
+
+
+def _limit(row: dict[str, Any]) -> str:
+    found = row.get("of_limit")
+    if not found:
+        return ""
+    if "read_gb_s" in found:
+        return f"{found['read_gb_s']:.0f} % of reading"
+    return f"{found[PEAK]:.0f} % of int16, {found['int8_gop_s']:.0f} % of int8"
+
+
+def _spread(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return ""
     digits = 2 if row["median"] < 10 else 1
     return f"{row['median']:.{digits}f} ({row['p10']:.{digits}f}-{row['p90']:.{digits}f})"
-
-
-def plot(document: dict[str, Any]) -> str:
-    """An SVG of the ratios as bars around 1, readable on light and dark."""
-    ratios = [ratio for ratio in document["ratios"] if "engine" not in ratio]
-    height = 60 + 26 * len(ratios)
-    most = max([2.0, *(ratio["high"] for ratio in ratios)])
-    scale = 360 / most
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {height}" font-family="system-ui, sans-serif" '
-        'font-size="13">',
-        "<style>text{fill:#24292f}.bar{fill:#2f7ed8}.low{fill:#c2703d}line{stroke:#6e7781}"
-        "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.bar{fill:#58a6ff}.low{fill:#e0925f}line{stroke:#8b949e}}</style>",
-        '<text x="10" y="22" font-weight="600">homeserve against llama-server: above 1 homeserve did better</text>',
-    ]
-    for index, ratio in enumerate(ratios):
-        y = 40 + 26 * index
-        width = ratio["median"] * scale
-        kind = "bar" if ratio["median"] >= 1 else "low"
-        parts += [
-            f'<text x="270" y="{y + 13}" text-anchor="end">{TITLES[ratio["test"]]}</text>',
-            f'<rect class="{kind}" x="280" y="{y}" width="{width:.1f}" height="17" rx="2"/>',
-            f'<line x1="{280 + ratio["low"] * scale:.1f}" x2="{280 + ratio["high"] * scale:.1f}" '
-            f'y1="{y + 8.5}" y2="{y + 8.5}"/>',
-            f'<text x="{286 + max(width, ratio["high"] * scale):.1f}" y="{y + 13}">{ratio["median"]:.2f}</text>',
-        ]
-    parts += [
-        f'<line x1="{280 + scale:.1f}" x2="{280 + scale:.1f}" y1="32" y2="{height - 16}" stroke-dasharray="3 3"/>',
-        "</svg>",
-    ]
-    return "\n".join(parts) + "\n"

@@ -97,12 +97,14 @@ class Server:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
 
-def homeserve(model: str, threads: int, slot_tokens: int, folder: Path) -> Server:
-    """This checkout's server, from the environment that runs this script."""
-    command = [str(Path(sys.executable).parent / "homeserve"), "up", model, "--host", "127.0.0.1"]
+def homeserve(
+    model: str, threads: int, slot_tokens: int, folder: Path, program: Sequence[str] = (), engine: str = "homeserve"
+) -> Server:
+    """A homeserve: that of the environment that runs this script where no `program` is named."""
+    command = [*(program or (sys.executable, "-m", "homeserve")), "up", model, "--host", "127.0.0.1"]
     command += ["--threads", str(threads), "--context", str(slot_tokens), "--max-running", str(SLOTS)]
     command += ["--kv-tokens", str(SLOTS * slot_tokens), "--prefix-cache", "off"]
-    return Server("homeserve", command, folder / "homeserve.log")
+    return Server(engine, command, folder / f"{engine}.log")
 
 
 def llama_server(
@@ -112,6 +114,11 @@ def llama_server(
     command = [program, "-m", model, "--host", "127.0.0.1", "-t", str(threads), "-tb", str(threads)]
     command += ["-c", str(SLOTS * slot_tokens), "-np", str(SLOTS), "--no-webui", "-cram", "0", *settings]
     return Server("llama-server", command, folder / "llama-server.log", settings=" ".join(settings))
+
+
+def is_homeserve(program: str) -> bool:
+    """Whether the peer is a homeserve as well: another build, or this one to see what the machine's noise is."""
+    return Path(program).name == "homeserve"
 
 
 def peer_version(program: str) -> str:

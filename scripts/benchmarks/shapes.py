@@ -4,8 +4,8 @@ Widths, head counts and periods are those of models that people run; layers and 
 the hundreds of MB and one measurement in the minutes:
 
 llama-1.5b   28 layers of 1536/8960, 12 heads on 2, head 128 (the 1.5B of Qwen 2.5); tied embeddings
-qwen35       24 layers of 1024/3584, delta nets of 16 heads of 128, every fourth layer attention of 8 heads on 2, head 256
-qwen35moe    4 layers of 2048, 32 experts of 512 of which 8 are used, a shared one, delta nets of 16 key and 32 value heads
+qwen35       24 layers of 1024/3584, delta nets of 16 heads of 128, every fourth layer attention: 8 heads on 2, 256
+qwen35moe    4 layers of 2048, 8 used of 32 experts of 512, a shared one, delta nets of 16 key, 32 value heads
 gpt-oss      2 layers of 2880, 12 experts of 2880 of which 4 are used, 64 heads on 8, head 64, window 128, sinks
 
 The types of a mix are those that the usual converters choose: `Q4_K_M` gives half of the layers Q6_K for `attn_v` and

@@ -1,0 +1,137 @@
+"""The pages that show measurements, made from docs/benchmarks.csv: `scripts/bench --doc`.
+
+docs/benchmarks.md gets one table for each model, docs/PERFORMANCE.md one table of ratios over all models, and
+docs/benchmarks.svg a bar for each ratio. Each model is shown by its last measured commit; text outside of the markers
+is left alone. A test makes the pages again and compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from measures import RESULTS
+from report import MACHINE, OURS, Sample, SampleFile, report, table
+
+BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
+
+
+def write(docs: Path) -> None:
+    """Write the three files of the folder `docs` from its benchmarks.csv."""
+    for name, text in pages(docs).items():
+        (docs / name).write_text(text)
+
+
+def pages(docs: Path) -> dict[str, str]:
+    """File name -> what it holds, from the CSV and from what stands around the markers."""
+    documents = latest(SampleFile.read(docs / "benchmarks.csv"))
+    made = {"benchmarks.md": "\n".join(map(section, documents)), "PERFORMANCE.md": summary(documents)}
+    found = {name: _between(docs / name, text) for name, text in made.items()}
+    return found | {"benchmarks.svg": plot(documents)}
+
+
+def _between(path: Path, text: str) -> str:
+    head, begin, rest = path.read_text().partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise RuntimeError(f"{path.name} lacks {BEGIN} or {END}")
+    return f"{head}{begin}\n\n{text.strip()}\n\n{end}{tail}"
+
+
+def latest(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """A report for each model, of the commit that it was measured on last."""
+    last = {sample.model: sample.commit for sample in samples}
+    return [
+        report(sample for sample in samples if (sample.model, sample.commit) == (model, commit))
+        for model, commit in last.items()
+    ]
+
+
+def section(document: dict[str, Any]) -> str:
+    """Heading, caption and table of one model."""
+    model = document["models"][0]
+    device = document["device"]
+    ours = next(row for row in model["rows"] if row["engine"] == OURS)
+    theirs = [row for row in model["rows"] if row["engine"] not in (OURS, MACHINE)]
+    runs = max(row["runs"] for row in model["rows"])
+    words = [
+        f"{device['cpu']}, {device['threads']} threads",
+        *_limits(device),
+        f"commit {document['commit']}",
+        document["date"],
+        f"`{document['command']}`",
+        f"{runs} runs, median (p10-p90)",
+        f"homeserve: {ours['isa']}",
+    ]
+    if theirs:
+        chosen = dict.fromkeys(f"`{row['settings']}`" for row in theirs)
+        words.append(
+            f"{model['peer']} {theirs[0]['version']}: {theirs[0]['isa']}; its best settings: {', '.join(chosen)}"
+        )
+    return f"### {model['model']}\n\n{' · '.join(words)}\n\n{table(model)}\n"
+
+
+def _limits(device: dict[str, Any]) -> list[str]:
+    if "read_gb_s" not in device:
+        return []
+    return [
+        f"reads {device['read_gb_s']:.1f} GB/s, {device['int16_gop_s']:.0f} GOP/s of int16, "
+        f"{device['int8_gop_s']:.0f} of int8 in the same run"
+    ]
+
+
+def summary(documents: Sequence[dict[str, Any]]) -> str:
+    """A line for each model, a column for each result that any of them has: the ratio, bold where its goal is met."""
+    ratios = {document["models"][0]["model"]: document["models"][0]["ratios"] for document in documents}
+    tests = [test for test in RESULTS if any(ratio["test"] == test for found in ratios.values() for ratio in found)]
+    lines = [f"| | {' | '.join(RESULTS[test].title for test in tests)} | commit |", "|---" * (len(tests) + 2) + "|"]
+    for document in documents:
+        model = document["models"][0]["model"]
+        by_test = {ratio["test"]: ratio for ratio in ratios[model]}
+        cells = [_cell(by_test.get(test)) for test in tests]
+        lines.append(f"| {model} | {' | '.join(cells)} | {document['commit']} |")
+    return "\n".join(lines)
+
+
+def _cell(ratio: dict[str, Any] | None) -> str:
+    if ratio is None:
+        return ""
+    value = f"{ratio['median']:.2f}"
+    if ratio["goal"] is None:
+        return value
+    return f"**{value}** of {ratio['goal']:g}" if ratio["met"] else f"{value} of {ratio['goal']:g}"
+
+
+def plot(documents: Sequence[dict[str, Any]]) -> str:
+    """An SVG of all ratios as bars around 1, readable on light and dark. What is far above is cut at the edge."""
+    bars: list[tuple[str, dict[str, Any] | None]] = []
+    for document in documents:
+        bars.append((document["models"][0]["model"], None))
+        bars += [(RESULTS[ratio["test"]].title, ratio) for ratio in document["models"][0]["ratios"]]
+    height = 60 + 22 * len(bars)
+    most = min(max([2.0, *(ratio["median"] for _, ratio in bars if ratio)]), 8.0)
+    scale = 360 / most
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {height}" font-family="system-ui, sans-serif" '
+        'font-size="13">',
+        "<style>text{fill:#24292f}.bar{fill:#2f7ed8}.low{fill:#c2703d}line{stroke:#6e7781}"
+        "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.bar{fill:#58a6ff}.low{fill:#e0925f}line{stroke:#8b949e}}</style>",
+        '<text x="10" y="22" font-weight="600">homeserve against its peer: above 1 homeserve did better</text>',
+    ]
+    for index, (title, ratio) in enumerate(bars):
+        parts += _bar(40 + 22 * index, title, ratio, scale)
+    line = f'x1="{280 + scale:.1f}" x2="{280 + scale:.1f}" y1="32" y2="{height - 16}"'
+    return "\n".join([*parts, f'<line {line} stroke-dasharray="3 3"/>', "</svg>"]) + "\n"
+
+
+def _bar(y: int, title: str, ratio: dict[str, Any] | None, scale: float) -> list[str]:
+    if ratio is None:
+        return [f'<text x="10" y="{y + 13}" font-weight="600">{title}</text>']
+    width = min(ratio["median"] * scale, 390.0)
+    kind = "bar" if ratio["median"] >= 1 else "low"
+    return [
+        f'<text x="270" y="{y + 13}" text-anchor="end">{title}</text>',
+        f'<rect class="{kind}" x="280" y="{y}" width="{width:.1f}" height="15" rx="2"/>',
+        f'<text x="{286 + width:.1f}" y="{y + 13}">{ratio["median"]:.2f}</text>',
+    ]
