@@ -177,9 +177,8 @@ def _changes(subject: Subject, made: Plan) -> Iterable[Settings]:
     usable = min(made.most_tokens, made.running * made.shape.context)
     if not wish.kv_tokens and not wish.context and usable > made.kv_tokens:
         yield {"kv_tokens": usable}
-    for kv_type in ("q8_0", "f8"):
-        if KV_BITS[kv_type] < KV_BITS[wish.kv_type]:
-            yield {"kv_type": kv_type}
+    for kv_type in smaller_rows(made.shape, wish.kv_type):
+        yield {"kv_type": kv_type}
     for running in (made.running // 2, made.running // 4, 1):
         if 0 < running < made.running:
             yield {"max_running": running}
@@ -195,6 +194,11 @@ def _changes(subject: Subject, made: Plan) -> Iterable[Settings]:
         yield {"flip": "off"}
     for quant in [] if subject.file_fixed else smaller_quants(made.shape)[:1]:
         yield {"quant": quant}
+
+
+def smaller_rows(shape: ModelShape, kv_type: str) -> list[str]:
+    """The types with smaller rows than `kv_type` that the model's heads can have, the most exact first."""
+    return [name for name in ("q8_0", "f8") if KV_BITS[name] < KV_BITS[kv_type] and not shape.ragged(name)]
 
 
 def smaller_quants(shape: ModelShape) -> list[str]:
@@ -237,21 +241,26 @@ def _ladder(subject: Subject, wish: Wish) -> Iterable[tuple[Settings, str]]:
     if wish.devices or wish.layout != "auto" or wish.flip != "auto" or wish.cpu_moe >= 0 or vectors:
         free = {"devices": "auto", "layout": "auto", "flip": "auto", "cpu_moe": "auto", "weight_vector": "auto"}
         free |= {"token_vector": "auto", "pipeline_ratio": "auto"}
-    small: Settings = {"kv_type": "q8_0"} if KV_BITS[wish.kv_type] > KV_BITS["q8_0"] else {}
+    types = smaller_rows(subject.shape, wish.kv_type) if KV_BITS[wish.kv_type] > KV_BITS["q8_0"] else []
+    small: Settings = {"kv_type": types[0]} if types else {}
+    rows = f"KV rows of {types[0]}" if types else ""
     least: Settings = {**small, "max_running": 1, "chunk": 64, "draft": "off", "vision": "off"}
     if small:
-        yield small, "with KV rows of q8_0"
+        yield small, f"with {rows}"
     yield {"max_running": 1}, "with one request at a time"
-    yield {**small, "max_running": 1}, "with KV rows of q8_0 and one request at a time"
+    if small:
+        yield {**small, "max_running": 1}, f"with {rows} and one request at a time"
     if free:
         yield free, "on other devices or layouts"
-        yield {**free, **small}, "on other devices or layouts, with KV rows of q8_0"
+        if small:
+            yield {**free, **small}, f"on other devices or layouts, with {rows}"
     shorter: Settings = {"context": 0, "kv_tokens": 0}
     if wish.context or wish.kv_tokens:
         most = _most_tokens(subject, wish)
         yield {"context": min(wish.context, most), "kv_tokens": min(wish.kv_tokens, most)}, "with the most that fits"
         yield shorter, "with a shorter context"
-        yield {**shorter, **small}, "with a shorter context and KV rows of q8_0"
+        if small:
+            yield {**shorter, **small}, f"with a shorter context and {rows}"
     yield {**free, **shorter, **least}, "with everything at its smallest"
     if subject.file_fixed:
         yield from _lower_floors(subject, wish, {**free, **shorter, **least})

@@ -7,6 +7,7 @@ hundredth for each line. Nothing is renamed between versions; names are added.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -138,6 +139,7 @@ def _plan(plan: Plan, asked: Question) -> dict[str, Any]:
         "kv_tokens": plan.kv_tokens,
         "most_kv_tokens": plan.most_tokens or plan.kv_tokens,
         "kv_type": plan.wish.kv_type,
+        "kv_windows": _windows(plan),
         "max_running_requests": plan.running,
         "binds": {"device": plan.binds.device, "line": plan.binds.line, "why": plan.binds.why},
         "ledger": [_line(line) for line in plan.lines],
@@ -160,6 +162,17 @@ def _layouts(plan: Plan) -> dict[str, Any]:
         if layout == "pipeline":
             found[layout]["ranges"] = [list(each) for each in plan.ranges]
     return found
+
+
+def _windows(plan: Plan) -> list[dict[str, int]]:
+    """The pools of layers with a window."""
+    layers = (*plan.shape.layers, *(plan.shape.nextn if plan.wish.draft else ()))
+    counts = Counter(layer.kv.window for layer in layers if layer.kv is not None)
+    return [
+        {"window_tokens": window, "layers": counts[window], "slots": slots}
+        for window, slots in plan.window_slots.items()
+        if counts[window]
+    ]
 
 
 def _line(line: Line) -> dict[str, Any]:

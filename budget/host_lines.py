@@ -67,15 +67,18 @@ def template_bytes() -> int:
     return _TEMPLATE_BASE
 
 
-def plan_log_bytes(ranks: int, running: int, chunk: int, context: int, plans_in_flight: int = 2) -> int:
+def plan_log_bytes(
+    ranks: int, running: int, chunk: int, context: int, plans_in_flight: int = 2, *, groups: int = 1
+) -> int:
     """Shared memory of the plan log and of each rank's report ring, reserved when the fleet starts.
 
-    `context` is the longest request in tokens. The slots are made for the largest plan and the largest result that
-    these limits allow (the same sums as the scheduler's).
+    `context` is the longest request in tokens, `groups` how many page tables it has: one, and one for each window. The
+    slots are made for the largest plan and the largest result that these limits allow (the same sums as the
+    scheduler's).
     """
     lane_pages = _parts(context, PAGE)
     newcomers = 2 * (4 * context + 64 * 1024)
-    plan = newcomers + 64 * running + 4 * chunk + 4 * running * (1 + lane_pages) + 4096
+    plan = newcomers + 64 * running + 4 * chunk + 4 * running * (1 + lane_pages) * groups + 4096
     result = (running + 32) * (32 + 16 * 21) + 64 * running + 16384
     log = 64 + plans_in_flight * _slot(plan)
     report = 64 + (plans_in_flight + 4) * _slot(result)

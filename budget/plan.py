@@ -24,7 +24,7 @@ from budget import host_lines
 from budget.aperture import check_groups
 from budget.ceilings import Ceilings, Device
 from budget.cuts import rates
-from budget.facts import GIB, MIB, Doubt, ModelShape
+from budget.facts import GIB, KV_BLOCKS, MIB, Doubt, ModelShape
 from budget.job import Job, settle
 from budget.ledger import MOMENTS, PIPELINE, TENSOR, Line, held_bytes
 from budget.options import ALL_CARDS, CPU_ONLY, EXPERTS, WITH_CPU, WishError, chosen, options
@@ -37,6 +37,8 @@ from budget.wish import PAGE, Wish
 
 __all__ = ["Advice", "Binds", "Plan", "Priced", "Refusal", "Unknown", "WishError", "plan"]
 
+_NAMED_LAYERS = 8
+"""Of a list of layers in a message."""
 _EARNED = 0.75
 """One layout comes before two with a flip only where it is clearly faster: the speeds are estimates, and a server that
 holds both layouts measures which of them pays."""
@@ -334,12 +336,32 @@ def _check(shape: ModelShape, wish: Wish) -> None:
             f"--context {wish.context} does not fit the {wish.kv_tokens} tokens of --kv-tokens",
             "raise --kv-tokens or lower --context",
         )
+    _check_rows(shape, wish.kv_type)
     if wish.pipeline_ratio and shape.nextn and sum(wish.pipeline_ratio) == len(shape.layers) + len(shape.nextn):
         raise WishError(
             "pipeline_ratio",
             f"{sum(wish.pipeline_ratio)} counts the drafting block; the backbone has {len(shape.layers)} layers",
             f"give numbers that sum to {len(shape.layers)}",
         )
+
+
+def _check_rows(shape: ModelShape, kv_type: str) -> None:
+    """A type with blocks cannot hold heads that are no whole number of them: no backend has such rows."""
+    ragged = shape.ragged(kv_type)
+    if not ragged:
+        return
+    every = (*shape.layers, *shape.nextn)
+    dims = sorted({kv.head_dim for kv in (every[index].kv for index in ragged) if kv is not None})
+    attending = sum(layer.kv is not None for layer in every)
+    named = ", ".join(map(str, ragged[:_NAMED_LAYERS]))
+    more = f" and {len(ragged) - _NAMED_LAYERS} more" if len(ragged) > _NAMED_LAYERS else ""
+    where = "every attention layer" if len(ragged) == attending else f"layer{'s' * (len(ragged) > 1)} {named}{more}"
+    raise WishError(
+        "kv_type",
+        f"--kv-type {kv_type} keeps a head in blocks of {KV_BLOCKS[kv_type]} dims, and {shape.name} has heads of"
+        f" {' and '.join(map(str, dims))} in {where}",
+        "use --kv-type f8 or f16",
+    )
 
 
 def _nothing_usable(ceilings: Ceilings, shape: ModelShape, wish: Wish) -> Refusal | Unknown:

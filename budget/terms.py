@@ -196,7 +196,8 @@ def _host(job: Job, option: Option, ceilings: Ceilings) -> Iterable[Term]:
     yield Term(cpu, host_lines.WORKER_PROCESSES, workers, ALWAYS, "reserve" if cards else "measured", note)
     templates = host_lines.template_bytes()
     yield Term(cpu, host_lines.TEMPLATE_PROCESS, templates, ALWAYS, "measured", "renders chat templates")
-    log = host_lines.plan_log_bytes(ranks, job.running, job.wish.chunk, job.context)
+    groups = 1 + len(job.shape.windows)
+    log = host_lines.plan_log_bytes(ranks, job.running, job.wish.chunk, job.context, groups=groups)
     yield Term(cpu, host_lines.PLAN_LOG, log, ALWAYS, "computed", "shared memory between the processes")
     if option.expert_layers:
         size = sum(layer.expert_bytes for layer in job.layers[: option.expert_layers])

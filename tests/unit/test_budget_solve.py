@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from budget.ceilings import Ceilings, Device
-from budget.ledger import ALWAYS, BOOT, FLIP, MOMENTS, PIPELINE, TENSOR, Line, Term, held_bytes, peak_bytes
+from budget.ledger import ALWAYS, BOOT, FLIP, MOMENTS, PIPELINE, TENSOR, Line, Term, held_bytes, lines_at, peak_bytes
 from budget.solve import TOKENS_MAX, fits, room
 
 
@@ -59,6 +61,62 @@ def test_the_tightest_device_and_moment_say_how_many_tokens_fit() -> None:
     found = room(terms, two_cards(1000, 1000))
     assert (found.device, found.moment, found.tokens) == (1, BOOT, 139)
     assert found.devices == (449, 139)
+
+
+def test_a_slope_that_ends_leaves_its_share_to_the_others() -> None:
+    """100 fixed, 2 a token, 5 more up to 40 tokens and 3 more up to 100: 10 a token, then 5, then 2."""
+    terms = (
+        Term(0, "weights", 99 - 2, ALWAYS, "computed"),
+        Term(0, "kv", 0, ALWAYS, "computed", per_token=2.0),
+        Term(0, "kv", 0, ALWAYS, "computed", per_token=5.0, until=40),
+        Term(0, "kv", 0, ALWAYS, "computed", per_token=3.0, until=100),
+    )
+    fitting = {total: room(terms, two_cards(total, None)).tokens for total in (100, 499, 500, 504, 505, 800, 802)}
+    assert fitting == {100: 0, 499: 39, 500: 40, 504: 40, 505: 41, 800: 100, 802: 101}
+    assert [sum(line.bytes for line in lines_at(terms, n)) for n in (0, 40, 100, 101)] == [97, 497, 797, 799]
+    (_, rows) = lines_at(terms, 50)
+    assert (rows.name, rows.bytes) == ("kv", 2 * 50 + 5 * 40 + 3 * 50), "terms of one name and time are one line"
+
+
+def test_what_stops_to_grow_bounds_nothing_beyond() -> None:
+    terms = (Term(0, "kv", 0, ALWAYS, "computed", per_token=4.0, until=64),)
+    assert room(terms, two_cards(256, None)).tokens == 63, "a growing term counts a byte more, so that its line fits"
+    assert room(terms, two_cards(257, None)).tokens == TOKENS_MAX
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 1),
+            st.integers(0, 400),
+            st.sets(st.sampled_from(MOMENTS), min_size=1),
+            st.integers(0, 6),
+            st.sampled_from([0, 1, 7, 16, 48, 49, 130]),
+        ),
+        max_size=8,
+    ),
+    st.integers(0, 3000),
+    st.integers(0, 3000),
+    st.booleans(),
+)
+def test_any_number_of_slopes_that_end_is_solved_exactly(
+    raw: list[tuple[int, int, set[str], int, int]], first: int, second: int, shared: bool
+) -> None:
+    """So many tokens fit, and one more does not. (In units of 64 bytes: a byte of rounding a term is no matter.)"""
+    terms = [
+        Term(
+            index, f"line {n % 3}", fixed * 64, tuple(m for m in MOMENTS if m in held), "computed", "", slope * 64, end
+        )
+        for n, (index, fixed, held, slope, end) in enumerate(raw)
+    ]
+    ceilings = two_cards(first * 64 + 32, second * 64 + 32)
+    if shared:
+        members = tuple(replace(each, pool=0, private_bytes=64 * 10 * each.index) for each in ceilings.devices)
+        ceilings = Ceilings(members, (max(first, second) * 64 + 32,), ())
+    found = room(terms, ceilings).tokens
+    assert found < 0 or fits(lines_at(terms, min(found, 1 << 30)), ceilings)
+    assert found == TOKENS_MAX or not fits(lines_at(terms, found + 1), ceilings)
 
 
 def test_what_does_not_fit_says_how_much_lacks() -> None:
