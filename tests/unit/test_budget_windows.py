@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
+from typing import Any
 
 import families_rig as rig
 import pytest
@@ -28,8 +29,11 @@ from budget.shape import load_shape, shape_from_json
 from budget.solve import fits, room
 from budget.terms import terms
 from budget.wish import PAGE, Wish, pages, window_slots
+from homeserve.errors import SettingError
 from homeserve.models.bind import bind
 from homeserve.models.shape import shape_of
+from homeserve.settings import Settings
+from homeserve.sizing import plan_of
 
 CPU = CpuFacts("CPU", 8, 8, "processors", frozenset())
 GEMMA = load_shape("gemma3-12b")
@@ -138,8 +142,8 @@ def test_the_line_is_what_the_cpu_maps(arch: str, kv_type: str) -> None:
     slots = made.window_slots
     assert tuple(slots) == bound.windows and (arch == "qwen3") == (not slots)
     pool = bound.kv_pool(made.kv_tokens, QuantType[kv_type.upper()], tuple(slots.values()))
-    program = SimpleNamespace(kv=pool)
-    held = [CpuProgram.kv_layer_bytes(program, layer) for layer in range(len(pool.layers))]  # type: ignore[arg-type]
+    program: Any = SimpleNamespace(kv=pool)
+    held = [CpuProgram.kv_layer_bytes(program, layer) for layer in range(len(pool.layers))]
     assert line(made, "kv") == sum(k + v for k, v in held)
 
 
@@ -329,6 +333,15 @@ def test_rows_of_blocks_that_no_head_fills_are_refused_by_name() -> None:
     good = replace(ODD.layers[0], kv=replace(kv, head_dim=96))
     with pytest.raises(WishError, match=r"heads of 80 in layers 1, 2, 3, 4, 5, 6, 7, 8 and 15 more"):
         plan(ceilings(box(), None), replace(ODD, layers=(good, *ODD.layers[1:])), Wish(kv_type="q8_0"))
+
+
+def test_up_says_so_before_it_loads_and_the_oracle_needs_no_blocks() -> None:
+    facts: Any = SimpleNamespace(shape=ODD)
+    with pytest.raises(SettingError, match="--kv-type q8_0 keeps a head in blocks") as caught:
+        plan_of(Settings(kv_type="q8_0"), facts, box())
+    assert (caught.value.field, caught.value.fix) == ("kv_type", "use --kv-type f8 or f16")
+    assert plan_of(Settings(kv_type="q8_0", backend="reference"), facts, box()).wish.kv_type == "f32"
+    assert plan_of(Settings(kv_type="f8"), facts, box()).wish.kv_type == "f8"
 
 
 def test_advice_and_nearest_wishes_have_no_rows_that_a_model_cannot_have() -> None:
