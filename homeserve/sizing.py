@@ -6,7 +6,7 @@ from budget.advice import Subject, answer
 from budget.facts import MIB, Box
 from budget.plan import Plan, Refusal, Unknown, WishError
 from budget.question import flags
-from budget.wish import PAGE, Wish
+from budget.wish import PAGE, Wish, window_slots
 from homeserve.engine.request import EngineLimits
 from homeserve.engine.scheduler import PROMPT_LOGPROB_ROWS
 from homeserve.errors import BudgetError, SettingError, WorkerOutOfMemory
@@ -78,6 +78,10 @@ def engine_limits(settings: Settings, plan: Plan) -> EngineLimits:
         prefix_cache=settings.prefix_cache,
         recurrent=is_recurrent(plan),
         checkpoints=plan.checkpoints,
+        windows=tuple(
+            (window, window_slots(window, plan.kv_tokens, plan.running, settings.chunk))
+            for window in plan.shape.windows
+        ),
     )
 
 

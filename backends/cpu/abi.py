@@ -11,7 +11,7 @@ from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_si
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 
 OK = 0
 ERRORS = {
@@ -132,12 +132,14 @@ class Step(Structure):
         ("interleaved", c_int32),
         ("gate", c_int32),
         ("kv_type", c_int32),
+        ("kv_group", c_int32),
         ("q_step", c_int32),
         ("gated", c_int32),
         ("v_norm", c_int32),
         ("softcap", c_float),
         ("eps", c_float),
         ("scale", c_float),
+        ("reserved", c_int32),
         ("src", c_void_p),
         ("add", c_void_p),
         ("dst", c_void_p),
@@ -160,6 +162,12 @@ class Step(Structure):
     ]
 
 
+class KvGroup(Structure):
+    """`hs_kv_group`: slots of its pool, and the last tokens that it keeps (0: all)."""
+
+    _fields_ = [("slots", c_int32), ("window", c_int32)]
+
+
 class ProgramRecord(Structure):
     """`hs_program`: the steps and the limits that a batch is checked against."""
 
@@ -167,12 +175,13 @@ class ProgramRecord(Structure):
         ("steps", POINTER(Step)),
         ("step_count", c_int32),
         ("vocab_rows", c_int32),
-        ("slots", c_int32),
+        ("group_count", c_int32),
         ("max_rows", c_int32),
         ("max_logit_rows", c_int32),
         ("state_slots", c_int32),
         ("tiles", c_void_p),
         ("lane_runs", c_void_p),
+        ("groups", POINTER(KvGroup)),
     ]
 
 
@@ -194,7 +203,7 @@ class BatchRecord(Structure):
     ]
 
 
-STRUCTS: tuple[type[Structure], ...] = (Matrix, Part, Stack, Experts, Delta, Step, ProgramRecord, BatchRecord)
+STRUCTS: tuple[type[Structure], ...] = (Matrix, Part, Stack, Experts, Delta, Step, KvGroup, ProgramRecord, BatchRecord)
 
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "hs_abi_version": (c_int32, []),

@@ -120,9 +120,8 @@ class CpuProgram:
     def _place(self, plan: Plan, progress: LoadProgress) -> None:
         kv_sizes = [plan.kv_layer_bytes(layer) for layer in range(len(plan.kv.layers))]
         kv_bytes = sum(k + v for k, v in kv_sizes)
-        per_slot = kv_bytes // plan.kv.slots if plan.kv.slots else 0
         weights = self._map("weights", plan.weights.size, f"{len(plan.stored)} tensors, packed")
-        kv = self._map("kv", kv_bytes, f"{plan.kv.slots} slots of {per_slot} bytes in {len(kv_sizes)} layers")
+        kv = self._map("kv", kv_bytes, _pool_arithmetic(plan))
         workspace = self._map(
             "workspace", plan.workspace.size, f"{len(plan.buffers)} buffers for {plan.limits.rows} rows, and scratch"
         )
@@ -141,13 +140,16 @@ class CpuProgram:
             addresses.append((kv_base, kv_base + k))
             kv_base += k + v
         self._steps, self._parts = Recorder(plan, addresses, state).record()
+        groups = [abi.KvGroup(*each) for each in zip(plan.kv.group_slots, plan.kv.group_windows, strict=True)]
+        self._kv_groups = (abi.KvGroup * len(groups))(*groups)
         self._record = abi.ProgramRecord(
             steps=self._steps,
             step_count=len(self._steps),
             vocab_rows=min(
                 (p[0].matrix.rows for s in self._steps if s.kind == abi.STEP_EMBED for p in [s.parts]), default=0
             ),
-            slots=plan.kv.slots if plan.kv.layers else 0,
+            group_count=len(groups) if plan.kv.layers else 0,
+            groups=self._kv_groups,
             max_rows=plan.limits.rows,
             max_logit_rows=plan.limits.logit_rows,
             state_slots=plan.states.slots if plan.states.layers else 0,
@@ -181,15 +183,20 @@ class CpuProgram:
         row_lanes, tables, logit_rows = _int32(batch.lanes), _int32(batch.tables), _int32(batch.logit_rows)
         states = _int32(batch.states)
         rows = len(tokens)
-        if not len(positions) == len(slots) == len(row_lanes) == rows or tables.ndim != 2:
-            raise ValueError("tokens, positions, slots and lanes must be of one length, tables of two dimensions")
-        if self._states.layers and len(states) != tables.shape[0]:
-            raise ValueError(f"{len(states)} states for {tables.shape[0]} lanes")
+        if not len(positions) == len(row_lanes) == rows:
+            raise ValueError("tokens, positions and lanes must be of one length")
+        groups = len(self._kv_groups)
+        if slots.shape != (groups, rows) or tables.ndim != 3 or tables.shape[0] != groups:
+            raise ValueError(
+                f"slots and tables of {slots.shape} and {tables.shape} for {groups} KV groups, {rows} rows"
+            )
+        if self._states.layers and len(states) != tables.shape[1]:
+            raise ValueError(f"{len(states)} states for {tables.shape[1]} lanes")
         record = abi.BatchRecord(
             rows,
             len(logit_rows),
-            tables.shape[0],
             tables.shape[1],
+            tables.shape[2],
             tokens.ctypes.data,
             positions.ctypes.data,
             slots.ctypes.data,
@@ -222,6 +229,18 @@ class CpuProgram:
         for mapping in self._mappings:
             mapping.close()
         self._mappings.clear()
+
+
+def _pool_arithmetic(plan: Plan) -> str:
+    """Of what the KV pool is made, for the message that it does not fit."""
+    parts = []
+    for group, (slots, window) in enumerate(zip(plan.kv.group_slots, plan.kv.group_windows, strict=True)):
+        layers = [layer for layer, shape in enumerate(plan.kv.layers) if shape.group == group]
+        if layers and slots:
+            each = sum(sum(plan.kv_layer_bytes(layer)) for layer in layers) // slots
+            of = f"{len(layers)} layers" + (f" that see {window} tokens" if window else "")
+            parts.append(f"{slots} slots of {each} bytes in {of}")
+    return ", ".join(parts)
 
 
 def _output_view(plan: Plan) -> npt.NDArray[np.float32]:

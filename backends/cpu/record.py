@@ -203,7 +203,7 @@ class Plan:
     def kv_layer_bytes(self, layer: int) -> tuple[int, int]:
         """Bytes of one layer's K and V. V rows are padded to 16 dims; Q8_0 has none to pad (`capability`)."""
         shape = self.kv.layers[layer]
-        rows = self.kv.slots * shape.kv_heads
+        rows = self.kv.group_slots[shape.group] * shape.kv_heads
         if self.kv.type is QuantType.Q8_0:
             each = rows * self.kv.type.row_bytes(shape.head_dim)
             return each, each
@@ -333,6 +333,7 @@ class Recorder:
             rope_pairs=len(rope.frequencies) if rope is not None else 0,
             interleaved=int(rope is not None and rope.interleaved),
             kv_type=self._plan.kv.type.gguf_id,
+            kv_group=self._plan.kv.layers[op.layer].group,
             q_step=_q_step(op),
             v_norm=int(op.v_norm),
             eps=op.norm_eps,
@@ -358,6 +359,7 @@ class Recorder:
             window=op.window,
             scale=op.scale,
             kv_type=self._plan.kv.type.gguf_id,
+            kv_group=self._plan.kv.layers[op.layer].group,
             q_step=_q_step(op),
             gated=int(op.gated),
             softcap=op.softcap,
@@ -587,8 +589,9 @@ def _q_step(op: RopeStore | Attention) -> int:
 
 def check_kv(plan: Plan) -> None:
     """Raise ValueError where the pool, or a buffer, does not fit the ops that use it."""
-    if plan.kv.slots % PAGE_LEN:
-        raise ValueError(f"{plan.kv.slots} slots are no whole number of pages of {PAGE_LEN}")
+    for slots in plan.kv.group_slots:
+        if slots % PAGE_LEN:
+            raise ValueError(f"{slots} slots are no whole number of pages of {PAGE_LEN}")
     for op in plan.ops:
         if not isinstance(op, RopeStore | Attention):
             continue
@@ -600,6 +603,12 @@ def check_kv(plan: Plan) -> None:
                 f"layer {op.layer} of the pool holds {shape.kv_heads} heads of {shape.head_dim}, "
                 f"{type(op).__name__} wants {op.kv_heads} of {op.head_dim}"
             )
+        if not 0 <= shape.group < len(plan.kv.group_slots):
+            raise ValueError(f"layer {op.layer} lies in KV group {shape.group} of {len(plan.kv.group_slots)}")
+        window = plan.kv.group_windows[shape.group]
+        if isinstance(op, Attention) and window and not 0 < op.window <= window:
+            seen = f"the last {op.window}" if op.window else "all"
+            raise ValueError(f"attention of layer {op.layer} sees {seen} tokens, its KV group keeps {window}")
         for what, found, wanted in _widths(op):
             if found != wanted:
                 raise ValueError(f"{type(op).__name__} of layer {op.layer}: {what} is {found} wide, not {wanted}")

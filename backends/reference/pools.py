@@ -30,18 +30,19 @@ F8_MANTISSA_BITS = 3
 
 def pool_bytes(kv: KvPool, dtype: np.dtype[np.floating]) -> int:
     """Bytes that the pools of `kv` take in this backend."""
-    per_slot = sum(2 * layer.kv_heads * layer.head_dim for layer in kv.layers)
-    return kv.slots * per_slot * _storage(kv.type, dtype).itemsize
+    numbers = sum(2 * layer.kv_heads * layer.head_dim * kv.group_slots[layer.group] for layer in kv.layers)
+    return numbers * _storage(kv.type, dtype).itemsize
 
 
 class Pools:
     """Every attention layer's K and V rows."""
 
     def __init__(self, kv: KvPool, dtype: np.dtype[np.floating]) -> None:
-        assert kv.type in POOL_TYPES and kv.slots % PAGE_LEN == 0
+        assert kv.type in POOL_TYPES and not any(slots % PAGE_LEN for slots in kv.group_slots)
         self.type = kv.type
         self.dtype = dtype
-        shapes = [(kv.slots, layer.kv_heads, layer.head_dim) for layer in kv.layers]
+        self.groups = tuple(layer.group for layer in kv.layers)
+        shapes = [(kv.group_slots[layer.group], layer.kv_heads, layer.head_dim) for layer in kv.layers]
         storage = _storage(kv.type, dtype)
         self.k = [np.zeros(shape, storage) for shape in shapes]
         self.v = [np.zeros(shape, storage) for shape in shapes]
@@ -95,7 +96,9 @@ def round_f8(values: Array) -> Array:
 def slots_of(table: Ints, first: int, end: int) -> Ints:
     """Slots of positions first..end of a sequence whose pages are `table`."""
     positions = np.arange(first, end, dtype=np.int32)
-    slots: Ints = table[positions // PAGE_LEN] * PAGE_LEN + positions % PAGE_LEN
+    pages = table[positions // PAGE_LEN]
+    assert not (pages < 0).any(), f"positions {first} to {end} reach back to pages that are nobody's"
+    slots: Ints = pages * PAGE_LEN + positions % PAGE_LEN
     return slots
 
 

@@ -96,7 +96,8 @@ class ReferenceProgram:
     def _check(self, batch: Batch) -> None:
         rows = len(batch.tokens)
         assert rows <= self.limits.rows and len(batch.logit_rows) <= self.limits.logit_rows, "over the limits of bind"
-        assert rows == len(batch.positions) == len(batch.slots) == len(batch.lanes)
+        assert rows == len(batch.positions) == batch.slots.shape[1] == len(batch.lanes)
+        assert len(batch.slots) == len(batch.tables), "slots and tables of other numbers of KV groups"
 
     def _vector(self, weight: Weight | None) -> Array | None:
         return None if weight is None else self.weights[weight.name][0]
@@ -155,7 +156,7 @@ class ReferenceProgram:
         if op.v_norm:
             v = head_norm(v, None, op.norm_eps)
         buffers[op.k.name] = k.reshape(rows, -1)
-        self.pools.store(op.layer, batch.slots, k, v)
+        self.pools.store(op.layer, batch.slots[self.pools.groups[op.layer]], k, v)
 
     def _norm_and_turn(self, op: RopeStore, batch: Batch, heads: Array, norm: Weight | None) -> Array:
         if norm is not None:
@@ -171,10 +172,11 @@ class ReferenceProgram:
         queries = np.ascontiguousarray(both[..., : op.head_dim])
         sinks = self._vector(op.sinks)
         out = np.empty((rows, op.heads, op.head_dim), q.dtype)
+        tables = batch.tables[self.pools.groups[op.layer]]
         for row, position in enumerate(batch.positions):
             end = int(position) + 1
             first = max(0, end - op.window) if op.window else 0
-            k, v = self.pools.rows(op.layer, slots_of(batch.tables[batch.lanes[row]], first, end))
+            k, v = self.pools.rows(op.layer, slots_of(tables[batch.lanes[row]], first, end))
             out[row] = attend(queries[row], k, v, op.scale, op.softcap, sinks)
         if op.gated:
             out *= sigmoid(both[..., op.head_dim : 2 * op.head_dim])

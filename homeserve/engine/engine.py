@@ -104,7 +104,7 @@ class _Census:
     """A count on its way: who asked, and what the engine's side was when the plan was issued."""
 
     waiters: list[asyncio.Future[dict[str, Any]]]
-    pages: PageCensus
+    pages: tuple[PageCensus, ...]
     states: StateCensus | None
     holdings: list[tuple[int, str, int]]
     idle: bool
@@ -306,7 +306,7 @@ class Engine:
 
     def snapshot(self) -> EngineSnapshot:
         scheduler = self._scheduler
-        pages = scheduler.census()
+        pages = scheduler.census()[0]
         slots = self.limits.kv_tokens // pages.capacity if pages.capacity else 0
         return EngineSnapshot(
             state=self._state,
@@ -343,7 +343,6 @@ class Engine:
             return await waiter
 
     def _answer_census(self, census: _Census, results: tuple[Result, ...]) -> None:
-        pages = census.pages
         keys = {lane: request for lane, request, _ in census.holdings}
         held = {lane: count for lane, _, count in census.holdings}
         ranks = []
@@ -354,14 +353,17 @@ class Engine:
                     for lane, request, count in pool.lanes
                     if count > held.get(lane, 0)
                 ]
-                ranks.append({"rank": result.rank, "pool": pool.pool, **asdict(pages), "leaks": leaks})
+                for pages in census.pages:  # a table is as long in every group: what leaks is told once
+                    told = [] if pages.window else leaks
+                    ranks.append({"rank": result.rank, "pool": pool.pool, **asdict(pages), "leaks": told})
             if census.states is not None:
                 ranks.append(
                     {"rank": result.rank, "pool": "state", **asdict(census.states), "protected": 0, "leaks": []}
                 )
-        counted = pages.free + pages.live + pages.cached + pages.protected
-        clean = counted == pages.capacity and not any(r["leaks"] for r in ranks)
-        live = pages.live + pages.protected + (census.states.live if census.states is not None else 0)
+        whole = all(p.free + p.live + p.cached + p.protected == p.capacity for p in census.pages)
+        clean = whole and not any(r["leaks"] for r in ranks)
+        live = sum(pages.live + pages.protected for pages in census.pages)
+        live += census.states.live if census.states is not None else 0
         answer = {
             "schema": 1,
             "idle": census.idle,

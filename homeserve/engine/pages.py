@@ -1,54 +1,65 @@
 """Pages of the KV pool: who holds each one, and the prefix tree that keeps the useful ones after their request ended.
 
-A page is PAGE_LEN consecutive slots. Every page is at any time in exactly one of four places, and their sum is the
-capacity (the *census*):
+A page is PAGE_LEN consecutive slots. Layers that keep the same tokens form a *group* with pages of its own: group 0
+keeps every token, the others the last `window` ones. Every page of a group is at any time in exactly one of four
+places, and their sum is the group's capacity (the *census*):
 
     free       nobody's: on the free list
     live       owned by one sequence alone
-    protected  in the prefix tree, and some running sequence reads it (its node is locked)
+    protected  in the prefix tree, and some running sequence reads it (it is locked)
     cached     in the prefix tree, unlocked: handed out again, least recently used first, when the free list is empty
 
 The tree has one node for each page of tokens. Its edge is the page's token ids, so a path from the root spells a
-prefix, and two requests that begin alike walk the same nodes. A sequence locks every node of its path; a locked node's
-ancestors are therefore locked too, unlocked nodes form whole subtrees, and eviction takes leaves first.
+prefix, and two requests that begin alike walk the same nodes. A node has a page of group 0 as long as it lives, and of
+the other groups while theirs are kept. A sequence locks every node of its path in group 0, so a locked node's ancestors
+are locked too, unlocked nodes form whole subtrees, and eviction takes leaves first, with their pages of all groups. In
+a group with a window a sequence locks what its window covers, and lets go of it page by page as it moves on; such a
+page is evicted by itself and leaves a gap in the node. A newcomer can therefore begin only behind nodes that have the
+whole window before that place in every group (`usable`).
 
 A page may enter the tree as soon as the plan that fills it is drafted: every rank runs plans in order, and within one
 it stores all rows of a layer before any attention of that layer reads (`backends.base`). So whoever is given the page,
-in that plan or a later one, reads it filled.
+in that plan or a later one, reads it filled. For the same reason a page that a sequence's next row does not see any
+more can be given to somebody else in the very plan that holds that row.
 """
 
 from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from backends.base import PAGE_LEN
 
+NO_PAGE = -1
+"""In place of a page that is not kept: before a window, or evicted."""
+
 
 class Node:
-    """One page of a prefix: `key` is its PAGE_LEN token ids as int32 bytes, `page` where its rows lie."""
+    """One page of a prefix: `key` is its PAGE_LEN token ids as int32 bytes. Lists have an entry for each group."""
 
-    __slots__ = ("children", "key", "locks", "page", "parent", "queued", "state", "used")
+    __slots__ = ("children", "key", "locks", "pages", "parent", "queued", "state", "used")
 
-    def __init__(self, key: bytes, page: int, parent: Node | None) -> None:
+    def __init__(self, key: bytes, pages: list[int], parent: Node | None) -> None:
         self.key = key
-        self.page = page
+        self.pages = pages
+        """Where its rows lie, NO_PAGE where they are not kept."""
         self.parent = parent
         self.children: dict[bytes, Node] = {}
-        self.locks = 0
-        self.used = 0
+        self.locks = [0] * len(pages)
+        self.used = [0] * len(pages)
         self.state = -1
         """Slot of the recurrent state behind this page, where one is kept (`engine.states`)."""
-        self.queued = False
-        """It has its one entry in the eviction order."""
+        self.queued = [False] * len(pages)
+        """It has its one entry in the group's eviction order."""
 
 
 @dataclass(frozen=True)
 class PageCensus:
-    """Pages by place; `free + live + protected + cached == capacity`."""
+    """Pages of a group by place; `free + live + protected + cached == capacity`. `window` 0: it keeps every token."""
 
+    window: int
     capacity: int
     free: int
     live: int
@@ -56,21 +67,40 @@ class PageCensus:
     cached: int
 
 
-class PagePool:
-    """The free list and the prefix tree over pages 0..capacity-1."""
+class _Group:
+    """Free list and eviction order of one group."""
 
-    def __init__(self, capacity: int, on_evict: Callable[[Node], None] = lambda node: None) -> None:
-        if capacity < 1:
-            raise ValueError(f"a KV pool needs at least one page, got {capacity}")
+    def __init__(self, capacity: int, window: int) -> None:
         self.capacity = capacity
+        self.window = window
+        self.free = list(range(capacity - 1, -1, -1))
+        self.in_tree = 0
+        self.locked = 0
+        self.order: list[tuple[int, int, Node]] = []
+        self.order_count = 0
+
+    @property
+    def available(self) -> int:
+        """Pages that could be handed out now, cached ones included."""
+        return len(self.free) + self.in_tree - self.locked
+
+    def census(self) -> PageCensus:
+        free, cached = len(self.free), self.in_tree - self.locked
+        return PageCensus(self.window, self.capacity, free, self.capacity - free - self.in_tree, self.locked, cached)
+
+
+class PagePool:
+    """The free lists and the prefix tree over pages 0..capacity-1 of each group.
+
+    `groups` are (pages, window), group 0 with window 0 first."""
+
+    def __init__(self, groups: Sequence[tuple[int, int]], on_evict: Callable[[Node], None] = lambda node: None) -> None:
+        if not groups or groups[0][1] or any(pages < 1 for pages, _ in groups):
+            raise ValueError(f"a KV pool needs pages, and a group that keeps every token first: {list(groups)}")
+        self._groups = [_Group(*each) for each in groups]
         self._on_evict = on_evict
-        self._free = list(range(capacity - 1, -1, -1))
-        self._root = Node(b"", -1, None)
-        self._nodes = 0
-        self._locked = 0
+        self._root = Node(b"", [NO_PAGE] * len(groups), None)
         self._tick = 0
-        self._leaves: list[tuple[int, int, Node]] = []
-        self._leaf_order = 0
 
     @property
     def root(self) -> Node:
@@ -78,26 +108,41 @@ class PagePool:
         return self._root
 
     @property
-    def available(self) -> int:
-        """Pages that `take` could hand out now, cached ones included."""
-        return len(self._free) + self._nodes - self._locked
+    def capacity(self) -> int:
+        """Pages of group 0, so many that no sequence is longer."""
+        return self._groups[0].capacity
 
-    def census(self) -> PageCensus:
-        cached = self._nodes - self._locked
-        free = len(self._free)
-        return PageCensus(self.capacity, free, self.capacity - free - self._nodes, self._locked, cached)
+    @property
+    def windows(self) -> tuple[int, ...]:
+        return tuple(group.window for group in self._groups)
 
-    def take(self, count: int) -> list[int] | None:
-        """`count` pages for one owner, evicting cached ones if it must; None, and nothing changed, if too few."""
-        if count > self.available:
+    def available(self, group: int) -> int:
+        """Pages that `take` could hand out now in a group, cached ones included."""
+        return self._groups[group].available
+
+    @property
+    def room(self) -> int:
+        """Pages that `take` could hand out now in every group."""
+        return min(group.available for group in self._groups)
+
+    def census(self) -> tuple[PageCensus, ...]:
+        return tuple(group.census() for group in self._groups)
+
+    def take(self, count: int) -> list[list[int]] | None:
+        """`count` pages of each group for one owner, evicting cached ones if it must; None, and nothing changed, if
+        too few."""
+        if count > self.room:
             return None
-        while len(self._free) < count:
-            self._evict_one()
-        return [self._free.pop() for _ in range(count)]
+        for index, group in enumerate(self._groups):
+            while len(group.free) < count:
+                self._evict_one(index)
+        return [[group.free.pop() for _ in range(count)] for group in self._groups]
 
-    def give_back(self, pages: list[int]) -> None:
+    def give_back(self, group: int, pages: list[int]) -> None:
         """Return pages that one owner held alone."""
-        self._free.extend(reversed(pages))
+        self._groups[group].free.extend(reversed(pages))
+
+    # --------------------------------------------------------------------------------------------------- the tree
 
     def match(self, tokens: array[int], page_limit: int) -> list[Node]:
         """The longest known path along `tokens`, at most `page_limit` pages of it."""
@@ -111,59 +156,106 @@ class PagePool:
             node = child
         return path
 
-    def lock(self, node: Node) -> None:
-        if node.locks == 0:
-            self._locked += 1
-        node.locks += 1
+    def usable(self, path: list[Node], *, with_state: bool) -> int:
+        """How many pages of a path somebody can begin behind: the most after which every group still has the window
+        before that place, and (`with_state`) a recurrent state is kept."""
+        runs = [0] * len(self._groups)
+        best = 0
+        for depth, node in enumerate(path, 1):
+            good = node.state >= 0 or not with_state
+            for group in range(1, len(runs)):
+                runs[group] = runs[group] + 1 if node.pages[group] != NO_PAGE else 0
+                good = good and runs[group] >= depth - self.first_seen(group, depth * PAGE_LEN)
+            if good:
+                best = depth
+        return best
 
-    def unlock(self, path: list[Node]) -> None:
+    def first_seen(self, group: int, position: int) -> int:
+        """The first page that a row at `position` reads in a group."""
+        window = self._groups[group].window
+        return max(0, position - window + 1) // PAGE_LEN if window else 0
+
+    def lock(self, node: Node, group: int = 0) -> None:
+        if node.locks[group] == 0:
+            self._groups[group].locked += 1
+        node.locks[group] += 1
+
+    def unlock(self, path: Sequence[Node], group: int = 0) -> None:
         """Undo one `lock` of each node. The path counts as used now; its deepest node is the first to be evicted."""
         self._tick += 1
         for node in reversed(path):
-            assert node.locks > 0, "a prefix node was unlocked more often than locked"
-            node.locks -= 1
-            node.used = self._tick
-            if node.locks == 0:
-                self._locked -= 1
-                self._offer(node)
+            assert node.locks[group] > 0, "a prefix node was unlocked more often than locked"
+            node.locks[group] -= 1
+            node.used[group] = self._tick
+            if node.locks[group] == 0:
+                self._groups[group].locked -= 1
+                self._offer(node, group)
 
-    def insert(self, parent: Node, key: bytes, page: int) -> Node:
-        """Put a filled page under `parent`. Returns its node; or, where the same prefix is known already, the node
-        that spells it (its `page` is another one then, and the given page stays its owner's)."""
+    def insert(self, parent: Node, key: bytes, pages: list[int]) -> Node:
+        """Put filled pages under `parent`. Returns their node; or, where the same prefix is known already, the node
+        that spells it (its pages are others then, and the given ones stay their owner's)."""
         known = parent.children.get(key)
         if known is not None:
             return known
-        node = Node(key, page, parent)
+        node = Node(key, list(pages), parent)
         parent.children[key] = node
-        self._nodes += 1
+        for group, page in zip(self._groups, pages, strict=True):
+            group.in_tree += page != NO_PAGE
         return node
 
-    def _offer(self, node: Node) -> None:
-        """Enter an unlocked leaf into the eviction order, once."""
-        if node.locks == 0 and not node.children and node.parent is not None and not node.queued:
-            node.queued = True
-            self._leaf_order += 1
-            heapq.heappush(self._leaves, (node.used, self._leaf_order, node))
+    def adopt(self, node: Node, group: int, page: int) -> None:
+        """Fill a gap of the node with a page that an owner gives up. It enters the eviction order with the next
+        unlock."""
+        assert node.pages[group] == NO_PAGE and not node.locks[group]
+        node.pages[group] = page
+        self._groups[group].in_tree += 1
 
-    def _evict_one(self) -> None:
-        """Free the least recently used cached leaf. An entry that is out of date (its node was used again, locked, or
-        has children now) leaves the order; one that is merely used later goes back to its new place."""
-        while True:
-            used, _, node = heapq.heappop(self._leaves)
-            node.queued = False
-            parent = node.parent
-            if parent is None or node.locks or node.children:
-                continue
-            if used != node.used:
-                self._offer(node)
-                continue
-            del parent.children[node.key]
-            node.parent = None
-            self._nodes -= 1
-            self._on_evict(node)
-            self._free.append(node.page)
-            self._offer(parent)
+    # --------------------------------------------------------------------------------------------------- eviction
+
+    def _offer(self, node: Node, group: int) -> None:
+        """Enter an unlocked page into the group's eviction order, once; in group 0 only that of a leaf."""
+        if node.locks[group] or node.queued[group] or node.parent is None or (group == 0 and node.children):
             return
+        owner = self._groups[group]
+        node.queued[group] = True
+        owner.order_count += 1
+        heapq.heappush(owner.order, (node.used[group], owner.order_count, node))
+
+    def _evict_one(self, group: int) -> None:
+        """Free the least recently used cached page of a group. An entry that is out of date (used again, locked, gone,
+        or no leaf any more) leaves the order; one that is merely used later goes back to its new place."""
+        while True:
+            used, _, node = heapq.heappop(self._groups[group].order)
+            node.queued[group] = False
+            stale = node.parent is None or node.locks[group] or node.pages[group] == NO_PAGE
+            if stale or (group == 0 and node.children):
+                continue
+            if used != node.used[group]:
+                self._offer(node, group)
+                continue
+            if group:
+                self._drop_page(node, group)
+            else:
+                self._remove(node)
+            return
+
+    def _remove(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        del parent.children[node.key]
+        node.parent = None
+        self._on_evict(node)
+        for group, page in enumerate(node.pages):
+            if page != NO_PAGE:
+                self._drop_page(node, group)
+        self._offer(parent, 0)
+
+    def _drop_page(self, node: Node, group: int) -> None:
+        assert not node.locks[group], "a page that somebody reads was evicted"
+        owner = self._groups[group]
+        owner.free.append(node.pages[group])
+        owner.in_tree -= 1
+        node.pages[group] = NO_PAGE
 
 
 def page_key(tokens: array[int], index: int) -> bytes:

@@ -91,3 +91,10 @@ class EngineLimits:
     """The model has recurrent layers: a prefix hit needs a checkpoint of their states."""
     checkpoints: int = 0
     """State slots for such checkpoints."""
+    windows: tuple[tuple[int, int], ...] = ()
+    """(tokens seen, slots) of each KV group whose layers see the last tokens only."""
+
+    @property
+    def groups(self) -> tuple[tuple[int, int], ...]:
+        """(slots, window) of each KV group; the first keeps every token, and none has more slots than it."""
+        return ((self.kv_tokens, 0), *((min(slots, self.kv_tokens), window) for window, slots in self.windows))

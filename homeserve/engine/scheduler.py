@@ -30,11 +30,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from backends.base import PAGE_LEN
-from homeserve.engine.pages import PageCensus, PagePool, page_key, pages_for
+from homeserve.engine.pages import PageCensus, PagePool, pages_for
 from homeserve.engine.request import EngineLimits, FinishReason, GenerateCall
 from homeserve.engine.sequence import RUNNING, Sequence, SequenceState
 from homeserve.engine.states import SPACING, StateCensus, StateSlots, checkpoint_after
-from homeserve.wire.records import LaneRows, Logprobs, NewLane, PlanKind, Sample, Sampling, pack_ints
+from homeserve.engine.tables import PageTables
+from homeserve.wire.records import LaneRows, Logprobs, NewLane, PlanKind, Sample, Sampling
 
 PROMPT_LOGPROB_ROWS = 32
 """Rows of a chunk whose every row needs logits: bounds the logits buffer."""
@@ -137,7 +138,8 @@ class Scheduler:
         """Most tokens that one sequence may have."""
         return min(self.limits.context, self._pool.capacity * PAGE_LEN)
 
-    def census(self) -> PageCensus:
+    def census(self) -> tuple[PageCensus, ...]:
+        """Of each KV group; the first keeps every token."""
         return self._pool.census()
 
     def state_census(self) -> StateCensus | None:
@@ -146,7 +148,7 @@ class Scheduler:
 
     def holdings(self) -> list[tuple[int, str, int]]:
         """(lane, request id, pages in its table) of each lane in use."""
-        return [(s.lane, s.call.request_id, len(s.table)) for s in self._running.values()]
+        return [(s.lane, s.call.request_id, len(s.tables[0])) for s in self._running.values()]
 
     def open_sequences(self) -> list[Sequence]:
         """Every sequence that is not finished, oldest first."""
@@ -304,7 +306,7 @@ class Scheduler:
             return
         if not self._grow(sequence, sequence.issued + 1):
             return
-        pages = self._unsent_pages(sequence)
+        pages = self._tables.unsent(sequence)
         save = self._save_slot(draft, sequence, sequence.issued + 1) if (sequence.issued + 1) % SPACING == 0 else -1
         draft.rows.append(LaneRows(sequence.lane, sequence.key, sequence.issued, b"", pages, sample=True, save=save))
         draft.name(sequence)
@@ -331,21 +333,23 @@ class Scheduler:
 
     def _draft_chunk(self, draft: Draft, sequence: Sequence, budget: int) -> int:
         """Put the next rows of a prompt into the draft; returns how many."""
+        if sequence.state is not SequenceState.PREFILL:
+            return 0  # preempted for one before it in this very draft
         start = sequence.issued
         if sequence.call.prompt_logprobs >= 0:
             if draft.logprob_rows:
                 return 0
             budget = min(budget, PROMPT_LOGPROB_ROWS)
-        room = (len(sequence.table) + self._pool.available) * PAGE_LEN
-        end = min(sequence.target, start + budget, max(room, sequence.issued + 1))
+        self._tables.advance(sequence)
+        end = min(sequence.target, start + budget, max(self._tables.room(sequence), sequence.issued + 1))
         place = checkpoint_after(start, sequence.target) if self._keeps_checkpoints else sequence.target
         end = min(end, place)
-        if sequence.state is not SequenceState.PREFILL or end <= sequence.issued or not self._grow(sequence, end):
+        if end <= start or not self._grow(sequence, end):
             return 0
         if sequence.call.prompt_logprobs >= 0:
             draft.logprob_rows = end - start
         last = end == sequence.target
-        pages = self._unsent_pages(sequence)
+        pages = self._tables.unsent(sequence)
         tokens = sequence.tokens[start:end].tobytes()
         save = self._save_slot(draft, sequence, end) if end == place < sequence.target else -1
         logprobs = sequence.call.prompt_logprobs
@@ -354,7 +358,7 @@ class Scheduler:
         )
         draft.name(sequence)
         draft.reach[sequence.key] = sequence.issued = end
-        self._share_pages(sequence)
+        self._tables.share(sequence)
         if last:
             sequence.pending += 1
             sequence.move(SequenceState.DECODE)
@@ -365,15 +369,10 @@ class Scheduler:
         if not self._free_lanes or any(s.state is SequenceState.PREEMPTED for s in self._running.values()):
             return False
         path = self._pool.match(sequence.tokens, self._hit_limit(sequence))
-        if self.limits.recurrent:
-            while path and path[-1].state < 0:
-                path.pop()
+        del path[self._pool.usable(path, with_state=self.limits.recurrent) :]
         hit_tokens = len(path) * PAGE_LEN
-        if self._running:
-            # One page is left to each running sequence, or the newcomer would be preempted at once.
-            needed = pages_for(sequence.target + 1) - len(path) + len(self._running)
-            if needed > self._pool.available - sum(node.locks == 0 for node in path):
-                return False
+        if self._running and not self._tables.fits(sequence.target, path, self.limits.chunk, len(self._running)):
+            return False
         history = sequence.tokens[:hit_tokens].tobytes() if _needs_history(sequence.call.sampling) else b""
         size = len(history) + new_lane_bytes(sequence.call.sampling)
         if draft.new and draft.new_bytes + size > new_lanes_bytes_limit(self.limits):
@@ -381,10 +380,7 @@ class Scheduler:
         self._waiting.remove(sequence)
         sequence.move(SequenceState.PREFILL)
         sequence.lane = self._free_lanes.pop()
-        for node in path:
-            self._pool.lock(node)
-        sequence.chain = path
-        sequence.table = [node.page for node in path]
+        self._tables.begin(sequence, path)
         sequence.issued = hit_tokens
         sequence.hit_tokens = max(sequence.hit_tokens, min(hit_tokens, sequence.prompt_len))
         self._running[sequence.key] = sequence
@@ -418,22 +414,13 @@ class Scheduler:
     # ----------------------------------------------------------------------------------------------------- pages
 
     def _grow(self, sequence: Sequence, token_count: int) -> bool:
-        """Let the page table cover `token_count` rows, preempting somebody if it must; False if that cannot be now."""
-        need = pages_for(token_count) - len(sequence.table)
-        if need <= 0:
-            return True
-        taken = self._pool.take(need)
-        while taken is None:
+        """Let the page tables cover `token_count` rows, preempting somebody if it must; False if that cannot be
+        now."""
+        self._tables.advance(sequence)
+        while not self._tables.grow(sequence, token_count):
             if not self._preempt_for(sequence):
                 return False
-            taken = self._pool.take(need)
-        sequence.table.extend(taken)
         return True
-
-    def _unsent_pages(self, sequence: Sequence) -> bytes:
-        pages = pack_ints(sequence.table[sequence.sent_pages :])
-        sequence.sent_pages = len(sequence.table)
-        return pages
 
     def _preempt_for(self, sequence: Sequence) -> bool:
         """Preempt one sequence for another. True if its pages came back at once, so that it is worth trying again."""
@@ -449,38 +436,15 @@ class Scheduler:
         self._settle(victim)
         return victim is not sequence and victim.state is SequenceState.WAITING
 
-    def _share_pages(self, sequence: Sequence, *, leaving: bool = False) -> None:
-        """Enter the full pages into the prefix tree, as far as their tokens are known and their rows issued.
-
-        Where another sequence computed the same page meanwhile, a running sequence stops sharing: locking that page
-        beside its own would make it hold two pages for one, and one alone could outgrow the pool. One that is leaving
-        goes on, since it gives its double back at once.
-        """
-        if not self.limits.prefix_cache:
-            return
-        full = min(sequence.issued, len(sequence.tokens)) // PAGE_LEN
-        chain = sequence.chain
-        while len(chain) < full:
-            index = len(chain)
-            page = sequence.table[index]
-            node = self._pool.insert(chain[-1] if chain else self._pool.root, page_key(sequence.tokens, index), page)
-            if node.page != page and not leaving:
-                return
-            self._pool.lock(node)
-            chain.append(node)
-
     def _release(self, sequence: Sequence) -> None:
         """Give back lane and pages. Nothing in flight names the sequence."""
         assert sequence.in_flight == 0
-        self._share_pages(sequence, leaving=True)
+        self._tables.share(sequence, leaving=True)
         self._attach_checkpoints(sequence)
         for _, slot in sequence.saves:
             self._states.give_back(slot)
         sequence.saves = []
-        chain = sequence.chain
-        own = [p for i, p in enumerate(sequence.table) if i >= len(chain) or chain[i].page != p]
-        self._pool.unlock(chain)
-        self._pool.give_back(own)
+        self._tables.release(sequence)
         self._drops.append(sequence.lane)
         self._free_lanes.append(sequence.lane)
         del self._running[sequence.key]
@@ -516,7 +480,9 @@ class Scheduler:
 
     def _reset_memory(self) -> None:
         self._states = StateSlots(self.limits.running, self.limits.checkpoints)
-        self._pool = PagePool(max(1, self.limits.kv_tokens // PAGE_LEN), self._states.forget)
+        groups = [(max(1, slots // PAGE_LEN), window) for slots, window in self.limits.groups]
+        self._pool = PagePool(groups, self._states.forget)
+        self._tables = PageTables(self._pool, shared=self.limits.prefix_cache)
         self._free_lanes = list(range(self.limits.running - 1, -1, -1))
         self._drops: list[int] = []
 
@@ -544,7 +510,7 @@ class Scheduler:
             sequence.finish = finish
             sequence.move(SequenceState.ENDING)
         elif sequence.state in RUNNING:
-            self._share_pages(sequence)
+            self._tables.share(sequence)
             self._attach_checkpoints(sequence)
 
     def _fresh_prompt_logprobs(self, sequence: Sequence, sample: Sample) -> tuple[Logprobs, ...]:
@@ -587,7 +553,7 @@ def plan_bytes_limit(limits: EngineLimits) -> int:
     """Upper bound of an encoded plan: newcomers (one may come above the bound), row records, tokens, page tables."""
     largest_newcomer = 4 * limits.context + 64 * 1024
     row_records = 64 * limits.running
-    pages = 4 * (limits.running + limits.running * pages_for(limits.context))
+    pages = 4 * limits.running * (1 + pages_for(limits.context)) * len(limits.groups)
     return new_lanes_bytes_limit(limits) + largest_newcomer + row_records + 4 * limits.chunk + pages + 4096
 
 

@@ -59,6 +59,7 @@ class Sequence:
         "hit_tokens",
         "in_flight",
         "issued",
+        "kept",
         "key",
         "lane",
         "logprobs_seen",
@@ -69,7 +70,7 @@ class Sequence:
         "state",
         "strikes",
         "suspect",
-        "table",
+        "tables",
         "target",
         "tokens",
     )
@@ -88,10 +89,12 @@ class Sequence:
         """Tokens that prefill must cover: the prompt, or after a restart all tokens known."""
         self.chain: list[Node] = []
         """Locked nodes of the prefix tree that spell this sequence's first pages."""
-        self.table: list[int] = []
-        """Its pages in order. Entry i is the tree's where `chain[i]` has that page, else the sequence's alone."""
+        self.tables: list[list[int]] = []
+        """Its pages in order, for each KV group (`engine.tables`)."""
+        self.kept: list[int] = []
+        """The first entry of each table that it holds: those before lie before a window."""
         self.sent_pages = 0
-        """Entries of `table` that the ranks know."""
+        """Entries of each table that the ranks know."""
         self.saves: list[tuple[int, int]] = []
         """(positions computed, state slot) of checkpoints that plans save and no node of the tree has yet."""
         self.hit_tokens = 0
@@ -132,7 +135,8 @@ class Sequence:
         self.pending = 0
         self.target = len(self.tokens)
         self.chain = []
-        self.table = []
+        self.tables = []
+        self.kept = []
         self.sent_pages = 0
         self.saves = []
         self.skipped = 0

@@ -21,13 +21,15 @@ After building, the ops are read back and compared with the declarations (`confo
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from backends.base import (
     Buffer,
     EmbedRows,
     KvLayer,
+    KvPool,
+    KvWindow,
     Linear,
     LinearPart,
     Norm,
@@ -62,8 +64,8 @@ from homeserve.models.tensors import SOURCE, TensorSource
 @dataclass(frozen=True)
 class Bound:
     """What one rank runs. `kv_layers[i]` is the pool layer that ops address as i, `state_layers` likewise the recurrent
-    ones. `takes` and `gives` are the buffers that come from the previous rank and go to the next one (empty at the ends
-    of the model)."""
+    ones; `windows` are the KV groups of the whole model that keep the last tokens only (`kv_windows`). `takes` and
+    `gives` are the buffers that come from the previous rank and go to the next one (empty at the ends of the model)."""
 
     config: ModelConfig
     layers: range
@@ -73,6 +75,21 @@ class Bound:
     state_layers: tuple[StateLayer, ...] = ()
     takes: tuple[Buffer, ...] = ()
     gives: tuple[Buffer, ...] = ()
+    windows: tuple[int, ...] = ()
+
+    def kv_pool(self, slots: int, kind: QuantType, window_slots: Sequence[int] | None = None) -> KvPool:
+        """Its pool: `slots` for the layers that keep every token, and for each window `window_slots` (or as many)."""
+        each = [slots] * len(self.windows) if window_slots is None else window_slots
+        windows = tuple(KvWindow(window, own) for window, own in zip(self.windows, each, strict=True))
+        return KvPool(self.kv_layers, slots, kind, windows)
+
+
+def kv_windows(family: Family, config: ModelConfig) -> tuple[int, ...]:
+    """The distinct windows of a model's attention layers, ascending, those of its drafting blocks among them."""
+    stages = [stage for layer in range(config.layers) for stage in family.stage_facts(config, layer)]
+    if family.nextn_facts is not None:
+        stages += [stage for index in range(config.nextn) for stage in family.nextn_facts(config, index)]
+    return tuple(sorted({stage.window for stage in stages if isinstance(stage, Attention) and stage.window}))
 
 
 def bind(
@@ -110,7 +127,8 @@ class _Build:
         self.layer_ops: dict[int, list[Op]] = {}
         self._ropes: dict[RopeFacts, Rope] = {}
         # Where only layers without stages lie before, the residual arrives and nothing is owed on it.
-        self.list = OpList(config.hidden, source, owed=self._is_owed())
+        self.windows = kv_windows(family, config)
+        self.list = OpList(config.hidden, source, self.windows, owed=self._is_owed())
         self.takes = self.list.stream() if layers.start else ()
 
     def embed(self, out: Buffer) -> None:
@@ -181,6 +199,7 @@ class _Build:
             tuple(self.list.state_layers),
             self.takes,
             () if last else self.list.stream(),
+            self.windows,
         )
 
     def resolved(self, facts: RopeFacts) -> Rope:

@@ -15,11 +15,13 @@ from homeserve.models.tensors import TensorSource
 
 class OpList:
     """`kv_index[layer]` is the pool layer that holds the K and V of a global layer; `state_layers` likewise in order of
-    the recurrent layers. `owed` is the update that nobody has added to the residual yet."""
+    the recurrent layers. `windows` are those of the whole model: layers of windows[i] lie in KV group i + 1. `owed` is
+    the update that nobody has added to the residual yet."""
 
-    def __init__(self, hidden: int, source: TensorSource, *, owed: bool) -> None:
+    def __init__(self, hidden: int, source: TensorSource, windows: tuple[int, ...] = (), *, owed: bool) -> None:
         self.source = source
         self.ops: list[Op] = []
+        self.windows = windows
         self.kv_layers: list[KvLayer] = []
         self.kv_index: dict[int, int] = {}
         self.state_layers: list[StateLayer] = []

@@ -78,7 +78,8 @@ def _kv_layer(out: OpList, stage: Attention, layer: int) -> int:
     """The pool layer that this one stores to, or reads from where it has no K and V of its own."""
     if stage.kv_source is None:
         out.kv_index[layer] = len(out.kv_layers)
-        out.kv_layers.append(KvLayer(stage.kv_heads, stage.head_dim))
+        group = 1 + out.windows.index(stage.window) if stage.window else 0
+        out.kv_layers.append(KvLayer(stage.kv_heads, stage.head_dim, group))
         return out.kv_index[layer]
     if stage.kv_source not in out.kv_index:
         raise UnsupportedModel(

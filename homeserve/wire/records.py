@@ -21,7 +21,7 @@ from enum import IntEnum
 
 import msgspec
 
-RECORD_VERSION = 3
+RECORD_VERSION = 4
 
 
 class PlanKind(IntEnum):
@@ -77,7 +77,8 @@ class LaneRows(_Record, frozen=True):
     """Rows of one lane in a plan: consecutive positions from `start`.
 
     `tokens` (int32 bytes) are their inputs; empty means one row whose input is the token that this lane sampled last.
-    `pages` (int32 bytes) are appended to the lane's page table before the rows run. `sample` asks for a token after the
+    `pages` (int32 bytes, `[groups, n]`) are appended to the lane's page table in each KV group before the rows run; -1
+    stands for a page before a group's window, which no row will read. `sample` asks for a token after the
     last row; otherwise no logits are computed.
     """
 
@@ -109,6 +110,8 @@ class LoadSpec(_Record, frozen=True):
     layer_end: int = -1
     state_slots: int = 0
     """Slots of recurrent states: one for each lane, the rest for checkpoints."""
+    window_slots: tuple[tuple[int, int], ...] = ()
+    """(window, slots) of each KV group that keeps the last tokens only, by window; `kv_slots` is of the others."""
 
 
 class Plan(_Record, frozen=True):

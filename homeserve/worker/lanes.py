@@ -13,6 +13,10 @@ Rows begin where the lane's last ones ended: a recurrent layer cannot compute a 
 log-probabilities are asked for needs, for the first token of a chunk, the logits behind the chunk before it: the lane
 keeps them.
 
+A page table has a row for each KV group of the model, and all rows of a lane are equally long. In a group that keeps
+the last tokens only (a window), the pages before the window are the engine's to give to others: what stands in their
+place is not read any more, and a prefix hit brings UNKNOWN there.
+
 Lane i works in state slot i (models with recurrent layers only); slots behind the lanes' hold checkpoints that plans
 save to and restore from.
 """
@@ -68,11 +72,14 @@ class Group:
 
 @dataclass
 class Lanes:
-    """The tables of a rank. `tables` int32 `[lanes, lane_pages]` is what `Batch.tables` shows to the backend."""
+    """The tables of a rank. `tables` int32 `[groups, lanes, lane_pages]` is what `Batch.tables` shows to the backend.
+
+    `pool_pages` are the pages of each KV group, `windows` the tokens that it keeps (0: all)."""
 
     limits: Limits
     vocab: int
-    pool_pages: int
+    pool_pages: tuple[int, ...]
+    windows: tuple[int, ...] = (0,)
     state_slots: int = 0
     tables: Ints = field(init=False)
     lanes: list[Lane | None] = field(init=False)
@@ -80,9 +87,10 @@ class Lanes:
 
     def __post_init__(self) -> None:
         rows = self.limits.rows
-        self.tables = np.zeros((self.limits.lanes, self.limits.lane_pages), np.int32)
+        self.tables = np.zeros((len(self.windows), self.limits.lanes, self.limits.lane_pages), np.int32)
         self.lanes = [None] * self.limits.lanes
-        tokens, positions, slots, lanes, logit_rows = np.zeros((5, rows), np.int32)
+        tokens, positions, lanes, logit_rows = np.zeros((4, rows), np.int32)
+        slots = np.zeros((len(self.windows), rows), np.int32)
         self._states = np.arange(self.limits.lanes if self.state_slots else 0, dtype=np.int32)
         self._batch = Batch(tokens, positions, slots, lanes, self.tables, logit_rows, self._states)
 
@@ -112,9 +120,10 @@ class Lanes:
         for rows in plan.rows:
             if rows.pages:
                 lane = self[rows.lane]
-                pages = _ints(rows.pages)
-                self.tables[rows.lane, lane.page_count : lane.page_count + len(pages)] = pages
-                lane.page_count += len(pages)
+                pages = self._pages(rows)
+                count = pages.shape[1]
+                self.tables[:, rows.lane, lane.page_count : lane.page_count + count] = pages
+                lane.page_count += count
 
     def batch(self, rows: Sequence[LaneRows]) -> tuple[Batch, list[Group]]:
         """The batch of applied rows, and which of its rows are whose. Its arrays are used again by the next call."""
@@ -129,7 +138,8 @@ class Lanes:
             positions = np.arange(entry.start, entry.start + count, dtype=np.int32)
             out.tokens[span] = group.inputs
             out.positions[span] = positions
-            out.slots[span] = self.tables[entry.lane, positions // PAGE_LEN] * PAGE_LEN + positions % PAGE_LEN
+            pages = self.tables[:, entry.lane, positions // PAGE_LEN]
+            out.slots[:, span] = pages * PAGE_LEN + positions % PAGE_LEN
             out.lanes[span] = entry.lane
             first_logit = at + count - group.logit_count
             out.logit_rows[logits_at : logits_at + group.logit_count] = np.arange(
@@ -140,7 +150,7 @@ class Lanes:
         batch = Batch(
             out.tokens[:at],
             out.positions[:at],
-            out.slots[:at],
+            out.slots[:, :at],
             out.lanes[:at],
             self.tables,
             out.logit_rows[:logits_at],
@@ -190,25 +200,40 @@ class Lanes:
         else:
             _require(rows.start == lane.length, rows.lane, f"rows from {rows.start} do not go on at {lane.length}")
         self._check_slot(rows.lane, rows.save)
-        tokens, pages = _ints(rows.tokens), _ints(rows.pages)
+        tokens, pages = _ints(rows.tokens), self._pages(rows)
         if not len(tokens):
             _require(lane.last_token != UNKNOWN, rows.lane, "no token was drawn that could be its next input")
         self._check_ids(rows.lane, tokens)
-        page_count = lane.page_count + len(pages)
+        page_count = lane.page_count + pages.shape[1]
         _require(
             page_count <= self.limits.lane_pages,
             rows.lane,
             f"{page_count} pages are more than the {self.limits.lane_pages} of a lane",
         )
-        if len(pages):
-            bad = (pages < 0) | (pages >= self.pool_pages)
-            _require(not bad.any(), rows.lane, f"a page is outside the pool of {self.pool_pages}")
         end = rows.start + max(1, len(tokens))
         _require(
             0 <= rows.start and end <= page_count * PAGE_LEN,
             rows.lane,
             f"positions [{rows.start}, {end}) are not covered by {page_count} pages",
         )
+        for group, window in enumerate(self.windows):
+            seen = max(0, rows.start - window + 1) // PAGE_LEN if window else 0
+            self._check_pages(rows.lane, group, pages[group, max(0, seen - lane.page_count) :])
+            if window:  # of its older pages some may have come as nobody's
+                self._check_pages(rows.lane, group, self.tables[group, rows.lane, seen : lane.page_count])
+
+    def _check_pages(self, lane: int, group: int, pages: Ints) -> None:
+        """Every page that rows will read or write lies in the group's pool."""
+        if len(pages) and bool(((pages < 0) | (pages >= self.pool_pages[group])).any()):
+            which = f" of the layers that see {self.windows[group]} tokens" if self.windows[group] else ""
+            raise LaneRefused(f"lane {lane}: a page is outside the pool{which} of {self.pool_pages[group]}")
+
+    def _pages(self, rows: LaneRows) -> Ints:
+        """Pages that the rows append, `[groups, count]`."""
+        pages = _ints(rows.pages)
+        if len(pages) % len(self.windows):
+            raise LaneRefused(f"lane {rows.lane}: {len(pages)} pages for {len(self.windows)} KV groups")
+        return pages.reshape(len(self.windows), -1)
 
     def _check_slot(self, lane: int, slot: int) -> None:
         """Only checkpoint slots are saved to and restored from: a lane's own slot changes with every row."""

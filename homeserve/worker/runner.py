@@ -10,6 +10,7 @@ Raises what ended a plan; the plan loop turns it into the plan's one answer.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,9 @@ from homeserve.errors import BudgetError, SettingError, UnsupportedModel, told_o
 from homeserve.wire.records import Boot, LoadSpec, Logprobs, Plan, PlanKind, PoolCensus, RankFacts, Sample
 from homeserve.worker.lanes import Group, LaneRefused, Lanes
 from homeserve.worker.sampling import draw, logprobs
+
+if TYPE_CHECKING:
+    from homeserve.models.bind import Bound
 
 KV_TYPES = ("F16", "BF16", "F32", "Q8_0", "F8")
 NO_TOKEN = -1
@@ -99,7 +103,7 @@ class Runner:
                 raise SettingError(f"backend {boot.backend} cannot be opened: {error}", field="backend") from error
             _require_invariant(spec, backend)
             limits = Limits(spec.rows, spec.logit_rows, spec.lanes, spec.lane_pages)
-            kv = KvPool(bound.kv_layers, _whole_pages(spec.kv_slots), _kv_type(spec.kv_type))
+            kv = _pool(bound, spec)
             try:
                 states = StatePool(bound.state_layers, max(spec.lanes, spec.state_slots) if bound.state_layers else 0)
                 self._program = backend.bind(bound.ops, bound.weights, kv, limits, self._progress, states)
@@ -114,7 +118,8 @@ class Runner:
             # The program keeps what it still reads of the mapped files alive.
             checkpoint.close()
         self._kv_slots = kv.slots
-        self._lanes = Lanes(limits, config.vocab, kv.slots // PAGE_LEN, states.slots)
+        pages = tuple(slots // PAGE_LEN for slots in kv.group_slots)
+        self._lanes = Lanes(limits, config.vocab, pages, kv.group_windows, states.slots)
         facts = backend.facts
         return RankFacts(
             facts.backend,
@@ -171,6 +176,15 @@ def _require_invariant(spec: LoadSpec, backend: Backend) -> None:
             field="deterministic",
             fix="leave --deterministic off there",
         )
+
+
+def _pool(bound: Bound, spec: LoadSpec) -> KvPool:
+    """The pool that the plan wants. Raises SettingError where it was planned for other windows than the model has."""
+    planned = tuple(window for window, _ in spec.window_slots)
+    if planned != bound.windows:
+        raise SettingError(f"the plan has pools for windows {planned}, the model has {bound.windows}", field="model")
+    slots = [_whole_pages(slots) for _, slots in spec.window_slots]
+    return bound.kv_pool(_whole_pages(spec.kv_slots), _kv_type(spec.kv_type), slots)
 
 
 def _kv_type(name: str) -> QuantType:

@@ -139,7 +139,7 @@ def plain_batch(rows: int, logit_rows: Sequence[int] = ()) -> Batch:
     """Rows of one sequence at positions 0.., token r in row r, slots in order."""
     numbers = np.arange(rows, dtype=np.int32)
     pages = np.arange(max(1, -(-rows // 16)), dtype=np.int32)[None]
-    return Batch(numbers, numbers, numbers, np.zeros(rows, np.int32), pages, np.array(logit_rows, np.int32))
+    return Batch(numbers, numbers, numbers[None], np.zeros(rows, np.int32), pages[None], np.array(logit_rows, np.int32))
 
 
 def bind(

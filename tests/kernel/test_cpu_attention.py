@@ -62,7 +62,7 @@ class Case:
         """Run (lane, position) rows; the content of a position is the same in every lane."""
         lanes, positions = (np.array(column, np.int32) for column in zip(*wanted, strict=True))
         slots = self.pages[lanes, positions // 16] * 16 + positions % 16
-        batch = Batch(positions, positions, slots, lanes, self.pages, np.zeros(0, np.int32))
+        batch = Batch(positions, positions, slots[None], lanes, self.pages[None], np.zeros(0, np.int32))
         return self.program.run(batch).copy()
 
     def prefill(self, lane: int, length: int, chunk: int) -> rig.F32:
@@ -182,7 +182,9 @@ def test_garbage_in_unwritten_slots_is_never_seen(level: str) -> None:
     slots = bad.pages[0, np.arange(48) // 16] * 16 + np.arange(48) % 16
     poison = np.array([40 + i % 40 for i in range(48)], np.int32)
     # Tokens choose rows of the poisoned tables; the slots are those of lane 0's first pages.
-    batch = Batch(poison, np.zeros(48, np.int32), slots, np.ones(48, np.int32), bad.pages, np.zeros(0, np.int32))
+    batch = Batch(
+        poison, np.zeros(48, np.int32), slots[None], np.ones(48, np.int32), bad.pages[None], np.zeros(0, np.int32)
+    )
     bad.program.run(batch)
     assert np.array_equal(rig.bits(bad.prefill(0, 40, 11)), rig.bits(want))
     case.program.close()

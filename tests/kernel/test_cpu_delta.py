@@ -87,7 +87,8 @@ def batch_of(*runs: tuple[int, int, int], states: tuple[int, ...] = (5, 0, 3, 1)
         positions += range(first, first + rows)
     tokens = [(17 * lane + position) % TOKENS for lane, position in zip(lanes, positions, strict=True)]
     number = [np.array(values, np.int32) for values in (tokens, positions, positions, lanes)]
-    tables = np.zeros((LANES, 4), np.int32)
+    number[2] = number[2][None]
+    tables = np.zeros((1, LANES, 4), np.int32)
     return Batch(*number, tables, np.zeros(0, np.int32), np.array(states, np.int32))
 
 

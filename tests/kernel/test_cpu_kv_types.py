@@ -21,7 +21,7 @@ def stored_values(level: str, kind: str, values: rig.F32) -> rig.F32:
     pool = KvPool((KvLayer(1, dims),), rows * 16, QuantType[kind])
     program = rig.bind(rig.backend(level), ops, [table_q, table_v, table_k], pool, rows, 1, 1, rows)
     at = np.arange(rows, dtype=np.int32)
-    batch = Batch(at, np.zeros(rows, np.int32), at * 16, at, at[:, None], np.zeros(0, np.int32))
+    batch = Batch(at, np.zeros(rows, np.int32), at[None] * 16, at, at[None, :, None], np.zeros(0, np.int32))
     got = program.run(batch).copy()
     program.close()
     return got

@@ -147,9 +147,10 @@ def test_a_tied_head_uses_the_embedding_table(level: str) -> None:
     tokens = np.array([3, 49], np.int32)
     batch = Batch(
         tokens,
-        *(np.arange(2, dtype=np.int32) for _ in range(2)),
+        np.arange(2, dtype=np.int32),
+        np.arange(2, dtype=np.int32)[None],
         np.zeros(2, np.int32),
-        np.zeros((1, 1), np.int32),
+        np.zeros((1, 1, 1), np.int32),
         np.zeros(0, np.int32),
     )
     got = program.run(batch).copy()

@@ -114,7 +114,7 @@ class Pair:
     def batch(self, lane: int, positions: Sequence[int]) -> Batch:
         at = np.array(positions, np.int32)
         slots = self.pages[lane, at // 16] * 16 + at % 16
-        return Batch(at, at, slots, np.full(len(at), lane, np.int32), self.pages, np.zeros(0, np.int32))
+        return Batch(at, at, slots[None], np.full(len(at), lane, np.int32), self.pages[None], np.zeros(0, np.int32))
 
     def on_cpu(self, level: str, threads: int = 2) -> CpuProgram:
         return rig.backend(level, threads).bind(self.ops, self.views, self.pool, self.limits, lambda *_: None)
@@ -222,8 +222,8 @@ def test_bits_do_not_depend_on_cut_neighbours_or_threads(level: str, kind: str) 
         parts = [pair.batch(0, [17, 18]), pair.batch(1, [528]), pair.batch(0, [400])]
         fields = ("tokens", "positions", "slots", "lanes")
         mixed = Batch(
-            *(np.concatenate([getattr(part, field) for part in parts]) for field in fields),
-            pair.pages,
+            *(np.concatenate([getattr(part, field) for part in parts], axis=-1) for field in fields),
+            pair.pages[None],
             np.zeros(0, np.int32),
         )
         # Position 400 of lane 0 reads what nobody wrote: only that it touches no other row is asked.

@@ -226,7 +226,8 @@ def test_a_page_or_slot_outside_the_pool_is_refused(level: str) -> None:
     def run(slot: int, lane: int, position: int, page: int) -> None:
         tables = np.full((2, 2), page, np.int32)
         number = [np.array([value], np.int32) for value in (position, slot, lane)]
-        program.run(Batch(zeros, *number, tables, np.zeros(0, np.int32)))
+        number[1] = number[1][None]
+        program.run(Batch(zeros, *number, tables[None], np.zeros(0, np.int32)))
 
     run(31, 1, 31, 1)
     for slot, lane, position, page in (

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.base import PAGE_LEN, Batch, KvPool, Limits, OpenOptions, StatePool
+from backends.base import PAGE_LEN, Batch, Limits, OpenOptions, StatePool
 from backends.quant import QuantType
 from backends.registry import open_backend
 from homeserve import checkpoint
@@ -60,22 +60,28 @@ class Model:
         self.program = self.backend.bind(
             self.bound.ops,
             self.bound.weights,
-            KvPool(self.bound.kv_layers, pages * PAGE_LEN, QuantType[self.kv_type.upper()]),
+            self.bound.kv_pool(pages * PAGE_LEN, QuantType[self.kv_type.upper()]),
             Limits(rows=ROWS, logit_rows=ROWS, lanes=LANES, lane_pages=self.lane_pages),
             lambda *_: None,
             StatePool(self.bound.state_layers, LANES + SPARE if self.bound.state_layers else 0),
         )
         self.states = np.arange(LANES, dtype=np.int32)[::-1].copy()
-        self.tables = np.random.default_rng(7).permutation(pages).astype(np.int32).reshape(LANES, self.lane_pages)
+        rng = np.random.default_rng(7)
+        order = np.stack([rng.permutation(pages) for _ in range(1 + len(self.bound.windows))])
+        self.tables = order.astype(np.int32).reshape(-1, LANES, self.lane_pages)
 
     def run(self, pieces: Sequence[tuple[int, int, Sequence[int]]], wanted: Sequence[int] | None = None) -> np.ndarray:
         """Logits of rows `wanted` (all by default) of one batch. A piece is (lane, first position, tokens)."""
         lanes = np.concatenate([np.full(len(tokens), lane, np.int32) for lane, _, tokens in pieces])
         positions = np.concatenate([np.arange(at, at + len(tokens), dtype=np.int32) for _, at, tokens in pieces])
         tokens = np.fromiter(itertools.chain.from_iterable(piece[2] for piece in pieces), np.int32)
-        slots = self.tables[lanes, positions // PAGE_LEN] * PAGE_LEN + positions % PAGE_LEN
+        slots = self.tables[:, lanes, positions // PAGE_LEN] * PAGE_LEN + positions % PAGE_LEN
         rows = np.arange(len(tokens)) if wanted is None else np.asarray(wanted)
-        batch = Batch(tokens, positions, slots.astype(np.int32), lanes, self.tables, rows.astype(np.int32), self.states)
+        tables = self.tables.copy()
+        for group, window in enumerate(self.bound.windows, 1):
+            for lane, first, _ in pieces:  # pages before the window are nobody's: a reader of them finds no page
+                tables[group, lane, : max(0, first - window + 1) // PAGE_LEN] = -1
+        batch = Batch(tokens, positions, slots.astype(np.int32), lanes, tables, rows.astype(np.int32), self.states)
         return self.program.run(batch).copy()
 
     def logits(self, tokens: Sequence[int], chunk: int = ROWS, lane: int = 0) -> np.ndarray:
@@ -99,7 +105,7 @@ class Model:
     def share_prefix(self, source: int, target: int, pages: int) -> None:
         """What a prefix hit is made of: the first `pages` pages of lane `source` are also those of `target`, which gets
         a copy of its state as it is now, by way of a spare slot as a checkpoint would."""
-        self.tables[target, :pages] = self.tables[source, :pages]
+        self.tables[:, target, :pages] = self.tables[:, source, :pages]
         if self.bound.state_layers:
             kept, given = int(self.states[source]), int(self.states[target])
             self.program.copy_states([(kept, LANES), (LANES, given)])

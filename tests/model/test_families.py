@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.base import KvPool, OpenOptions, Unsupported
+from backends.base import OpenOptions, Unsupported
 from backends.needs import refuse_missing
 from backends.quant import QuantType
 from backends.registry import open_backend
@@ -51,7 +51,7 @@ def runs(name: str, backend: str, kv_type: str = "f32") -> bool:
     family = registry.family(opened.arch)
     bound = bind(family, family.config_from(opened.metadata), opened.tensors)
     device = open_backend(backend, OpenOptions(threads=1))
-    pool = KvPool(bound.kv_layers, 16, QuantType[kv_type.upper()])
+    pool = bound.kv_pool(16, QuantType[kv_type.upper()])
     try:
         refuse_missing(backend, device.capabilities(), bound.ops, bound.weights, pool)
     except Unsupported:
@@ -148,7 +148,7 @@ def test_a_state_of_another_position_is_no_hit(open_model: Opener, name: str, ba
     kept, given = int(model.states[1]), int(model.states[2])
     model.program.copy_states([(kept, given)])
     model.run([(1, 15, ids[15:16])])
-    model.tables[2, 0] = model.tables[1, 0]
+    model.tables[:, 2, 0] = model.tables[:, 1, 0]
     assert np.abs(model.run([(2, 16, ids[16:])]) - whole[16:]).max() > TOLERANCE
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.base import PAGE_LEN, Batch, KvPool, Limits, OpenOptions, TensorView
+from backends.base import PAGE_LEN, Batch, Limits, OpenOptions, TensorView
 from backends.quant import QuantType
 from backends.reference.backend import ReferenceBackend
 from backends.registry import open_backend
@@ -148,7 +148,7 @@ def _view(name: str, values: np.ndarray) -> TensorView:
 def run_on_cpu(made: Made, chunks: tuple[int, ...]) -> np.ndarray:
     """Logits of the prompt on the CPU backend, chunk by chunk."""
     pages, bound = -(-ROWS // PAGE_LEN), made.bound()
-    pool = KvPool(bound.kv_layers, pages * PAGE_LEN, QuantType.F32)
+    pool = bound.kv_pool(pages * PAGE_LEN, QuantType.F32)
     backend = open_backend("cpu", OpenOptions(threads=2))
     program = backend.bind(bound.ops, bound.weights, pool, Limits(ROWS, ROWS, 1, pages), _quiet)
     logits = [program.run(batch(made, first, end)).copy() for first, end in pairwise((0, *np.cumsum(chunks)))]
@@ -158,13 +158,13 @@ def run_on_cpu(made: Made, chunks: tuple[int, ...]) -> np.ndarray:
 
 
 def batch(made: Made, first: int, end: int) -> Batch:
-    rows = np.arange(first, end, dtype=np.int32)
+    rows, groups = np.arange(first, end, dtype=np.int32), 1 + len(made.bound().windows)
     return Batch(
         tokens=made.ids[0].numpy().astype(np.int32)[first:end],
         positions=rows,
-        slots=rows,
+        slots=np.tile(rows, (groups, 1)),
         lanes=np.zeros_like(rows),
-        tables=np.arange(-(-ROWS // PAGE_LEN), dtype=np.int32)[None],
+        tables=np.tile(np.arange(-(-ROWS // PAGE_LEN), dtype=np.int32), (groups, 1, 1)),
         logit_rows=rows - first,
     )
 
@@ -175,7 +175,7 @@ def run(made: Made, ranks: list[range], chunks: tuple[int, ...] = (ROWS,)) -> np
     programs = []
     for layers in ranks:
         bound = made.bound(layers)
-        pool = KvPool(bound.kv_layers, pages * PAGE_LEN, QuantType.F32)
+        pool = bound.kv_pool(pages * PAGE_LEN, QuantType.F32)
         limits = Limits(ROWS, ROWS, 1, pages)
         programs.append((bound, ReferenceBackend(OpenOptions()).bind(bound.ops, bound.weights, pool, limits, _quiet)))
     logits = []

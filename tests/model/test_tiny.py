@@ -67,7 +67,7 @@ def test_a_page_may_be_read_in_the_batch_that_fills_it(tiny: Path, open_model: O
     ids, _ = known(tiny, "llama")
     model = open_model(path_of(tiny, "llama", "gguf"), backend)
     whole = model.logits(ids, lane=2)
-    model.tables[1, 0] = model.tables[0, 0]
+    model.tables[:, 1, 0] = model.tables[:, 0, 0]
     reader_first = model.run([(1, 16, ids[16:]), (0, 0, ids[:16])])
     assert np.array_equal(reader_first[: len(ids) - 16], whole[16:])
 

@@ -18,7 +18,7 @@ from zlib import crc32
 
 import numpy as np
 
-from backends.base import Batch, Buffer, KvPool, Limits, Op, OpenOptions, Rope, StatePool, TensorView, Weight
+from backends.base import Batch, Buffer, Limits, Op, OpenOptions, Rope, StatePool, TensorView, Weight
 from backends.quant import QuantType
 from backends.reference.backend import ReferenceBackend
 from homeserve.models import registry
@@ -321,15 +321,15 @@ def first_difference(said: Sequence[str], found: Sequence[str]) -> str:
 # ----------------------------------------------------------------------------------------------------------- running
 
 
-def batch(rows: int = ROWS) -> Batch:
+def batch(rows: int = ROWS, groups: int = 1) -> Batch:
     """One sequence from position 0."""
     positions = np.arange(rows, dtype=np.int32)
     return Batch(
         tokens=((positions * 7 + 3) % VOCAB).astype(np.int32),
         positions=positions,
-        slots=positions.copy(),
+        slots=np.tile(positions, (groups, 1)),
         lanes=np.zeros(rows, np.int32),
-        tables=np.arange(1, dtype=np.int32)[None],
+        tables=np.zeros((groups, 1, 1), np.int32),
         logit_rows=positions.copy(),
         states=np.zeros(1, np.int32),
     )
@@ -339,11 +339,11 @@ def run(
     bound: Bound, *, ops: Sequence[Op] | None = None, given: Mapping[str, np.ndarray] | None = None
 ) -> dict[str, Any]:
     """All buffers after a batch on the oracle."""
-    pools = KvPool(bound.kv_layers, 16, QuantType.F32), StatePool(bound.state_layers, 1 if bound.state_layers else 0)
+    pools = bound.kv_pool(16, QuantType.F32), StatePool(bound.state_layers, 1 if bound.state_layers else 0)
     limits = Limits(rows=16, logit_rows=16, lanes=1, lane_pages=1)
     backend = ReferenceBackend(OpenOptions())
     program = backend.bind(ops or bound.ops, bound.weights, pools[0], limits, lambda *_: None, pools[1])
-    return program.run_from(batch(), given or {})
+    return program.run_from(batch(groups=1 + len(bound.windows)), given or {})
 
 
 def run_pipeline(bounds: Sequence[Bound], doubled: int = -1) -> np.ndarray:

@@ -13,11 +13,12 @@ import zlib
 from array import array
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from backends.base import PAGE_LEN
+from budget.wish import window_slots
 from homeserve.engine.request import EngineLimits, FinishReason, GenerateCall
 from homeserve.engine.scheduler import Draft, Emit, Scheduler
 from homeserve.engine.sequence import Sequence
@@ -46,22 +47,25 @@ def answer(prompt: tuple[int, ...], max_tokens: int) -> list[int]:
 @dataclass
 class Lane:
     request: int
-    table: list[int] = field(default_factory=list)
+    tables: list[list[int]]
     history: list[tuple[int, int]] = field(default_factory=list)
     """(token, digest of everything up to it) by position."""
     last: int = -1
     state: tuple[int, int] = (0, 0)
     """The recurrent state: (positions computed, digest of their tokens)."""
 
-    def slot(self, position: int) -> int:
-        return self.table[position // PAGE_LEN] * PAGE_LEN + position % PAGE_LEN
+    def slot(self, group: int, position: int) -> tuple[int, int]:
+        page = self.tables[group][position // PAGE_LEN]
+        assert page >= 0, "a row reads or writes a page that is nobody's"
+        return group, page * PAGE_LEN + position % PAGE_LEN
 
 
 class Rank:
     """Runs drafts in order, as a worker does."""
 
-    def __init__(self, recurrent: bool = False) -> None:
-        self.slots: dict[int, tuple[int, int]] = {}
+    def __init__(self, recurrent: bool = False, windows: tuple[int, ...] = (0,)) -> None:
+        self.slots: dict[tuple[int, int], tuple[int, int]] = {}
+        self.windows = windows
         self.lanes: dict[int, Lane] = {}
         self.checkpoints: dict[int, tuple[int, int]] = {}
         self.recurrent = recurrent
@@ -72,7 +76,7 @@ class Rank:
             del self.lanes[lane]
         for new in draft.new:
             assert new.lane not in self.lanes, "a lane was given out twice"
-            self.lanes[new.lane] = Lane(new.request)
+            self.lanes[new.lane] = Lane(new.request, [[] for _ in self.windows])
             if new.restore >= 0:
                 self.lanes[new.lane].state = self.checkpoints[new.restore]
                 self.restored += 1
@@ -85,17 +89,23 @@ class Rank:
     def _rows(self, rows: LaneRows) -> Sample | None:
         lane = self.lanes[rows.lane]
         assert lane.request == rows.request
-        lane.table.extend(unpack_ints(rows.pages))
+        pages = unpack_ints(rows.pages)
+        count = len(pages) // len(self.windows)
+        for group, table in enumerate(lane.tables):
+            table.extend(pages[group * count : (group + 1) * count])
         inputs = list(unpack_ints(rows.tokens)) if rows.tokens else [lane.last]
         del lane.history[rows.start :]
         while len(lane.history) < rows.start:  # a prefix hit: the history is what the pages say
-            lane.history.append(self.slots[lane.slot(len(lane.history))])
+            lane.history.append(self.slots[lane.slot(0, len(lane.history))])
         for token in inputs:
             before = lane.history[-1][1] if lane.history else 0
-            self.slots[lane.slot(len(lane.history))] = (token, digest([token], before))
+            for group in range(len(self.windows)):
+                self.slots[lane.slot(group, len(lane.history))] = (token, digest([token], before))
             lane.history.append((token, digest([token], before)))
-        stored = [self.slots[lane.slot(position)] for position in range(len(lane.history))]
-        assert stored == lane.history, "a row reads foreign KV"
+        for group, window in enumerate(self.windows):
+            first = max(0, rows.start - window + 1) if window else 0
+            stored = [self.slots[lane.slot(group, position)] for position in range(first, len(lane.history))]
+            assert stored == lane.history[first:], "a row reads foreign KV"
         if self.recurrent:
             before = lane.history[rows.start - 1][1] if rows.start else 0
             assert lane.state == (rows.start, before) or not rows.start, "rows go on from a state of another place"
@@ -124,15 +134,21 @@ class Trace:
             recurrent=limits.get("recurrent", False),
             checkpoints=limits.get("checkpoints", pick([0, 1, 2, 5])),
         )
+        if windows := limits.get("windows", ()):
+            sizes = self.limits.kv_tokens, self.limits.running, self.limits.chunk
+            self.limits = replace(self.limits, windows=tuple((each, window_slots(each, *sizes)) for each in windows))
         self.losses = losses
         self.scheduler = Scheduler(self.limits)
-        self.rank = Rank(self.limits.recurrent)
+        self.rank = self.new_rank()
         self.flight: deque[tuple[int, Draft]] = deque()
         self.seq = 0
         self.shown: dict[int, list[int]] = {}
         self.finish: dict[int, FinishReason] = {}
         self.calls: dict[int, Sequence] = {}
         self.stems = [tuple(self.random.randrange(VOCAB) for _ in range(60)) for _ in range(3)]
+
+    def new_rank(self) -> Rank:
+        return Rank(self.limits.recurrent, tuple(window for _, window in self.limits.groups))
 
     def submit(self) -> None:
         stem = self.random.choice(self.stems)[: self.random.randrange(1, 60)]
@@ -178,7 +194,7 @@ class Trace:
 
     def lose(self) -> None:
         self.flight.clear()
-        self.rank = Rank(self.limits.recurrent)
+        self.rank = self.new_rank()
         self.note(self.scheduler.lose_fleet())
 
     def abort(self) -> None:
@@ -191,9 +207,9 @@ class Trace:
             sequence.held = self.random.random() < 0.3
 
     def check(self) -> None:
-        census = self.scheduler.census()
-        assert census.free + census.live + census.protected + census.cached == census.capacity
-        assert min(census.free, census.live, census.protected, census.cached) >= 0
+        for census in self.scheduler.census():
+            assert census.free + census.live + census.protected + census.cached == census.capacity
+            assert min(census.free, census.live, census.protected, census.cached) >= 0
         states = self.scheduler.state_census()
         if states is not None:
             assert states.free + states.live + states.cached == states.capacity
@@ -235,15 +251,16 @@ class Trace:
                 assert self.shown[key] == expected[: len(self.shown[key])]
             else:
                 assert self.shown[key] == expected
-        census = self.scheduler.census()
-        assert (census.live, census.protected) == (0, 0), "pages are held by nobody"
+        for census in self.scheduler.census():
+            assert (census.live, census.protected) == (0, 0), "pages are held by nobody"
         assert self.scheduler.longest_skip <= self.limits.prefill_delay or self.scheduler.preemptions
 
 
 @pytest.mark.parametrize("seed", range(250))
 def test_random_traces_end_right(seed: int) -> None:
     for part in range(10):
-        Trace(1000 * seed + part, recurrent=part % 2 == 1).run()
+        windows = ((), (), (20,), (1, 33), (64,))[part % 5]
+        Trace(1000 * seed + part, recurrent=part % 2 == 1, windows=windows).run()
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -387,7 +404,7 @@ def test_the_eviction_order_does_not_grow_with_use() -> None:
         trace.calls[sequence.key], trace.shown[sequence.key] = sequence, []
         trace.finish_all()
     pool = trace.scheduler._pool
-    assert len(pool._leaves) <= pool.census().cached
+    assert len(pool._groups[0].order) <= pool.census()[0].cached
 
 
 def test_a_held_sequence_at_the_head_of_the_queue_holds_up_nobody() -> None:
@@ -430,3 +447,68 @@ def test_a_held_sequence_gets_no_rows_until_it_is_let_go() -> None:
     assert not trace.issue()
     sequence.held = False
     assert trace.issue()
+
+
+# ---------------------------------------------------------------------------------------------------------- windows
+
+
+def windowed(**more: int) -> Trace:
+    """Layers that see 32 tokens beside layers that see all; one request at a time has room for its window and a
+    chunk."""
+    sizes = {"context": 1024, "kv_tokens": 1024, "running": 1, "chunk": 64, **more}
+    return Trace(1, losses=False, plans_in_flight=2, prefill_delay=0, prefix_cache=True, windows=(32,), **sizes)
+
+
+def ask(trace: Trace, prompt: tuple[int, ...], max_tokens: int = 3) -> Sequence:
+    sequence = trace.scheduler.add(GenerateCall("r", prompt, Sampling(), max_tokens, frozenset({END})))
+    trace.calls[sequence.key], trace.shown[sequence.key] = sequence, []
+    return sequence
+
+
+def test_a_window_holds_its_tokens_and_a_chunk() -> None:
+    """A prompt of eight times the window, and an answer: what layers with the window hold at any moment."""
+    trace = windowed()
+    ask(trace, tuple(n % 40 + 8 for n in range(256)), 100)
+    held = []
+    while not trace.scheduler.idle:
+        while trace.issue():
+            _, window = trace.scheduler.census()
+            held.append((window.live + window.protected) * PAGE_LEN)
+        assert window.capacity * PAGE_LEN == 32 + 16 + 64
+        trace.acknowledge()
+    assert max(held) == 32 + 64
+    trace.finish_all()
+    assert trace.scheduler.census()[0].cached * PAGE_LEN >= 256
+
+
+def test_a_hit_is_as_deep_as_the_window_that_is_left() -> None:
+    trace = windowed(kv_tokens=2048)
+    stem = tuple(n % 40 + 8 for n in range(200))
+    ask(trace, stem + (8,) * 8)
+    trace.finish_all()
+    # Pages of the window behind 208 tokens are cached: the next turn goes on there. In the middle they were let go of,
+    # and used again: whoever parts from the prompt there begins from its start.
+    again, parting = ask(trace, stem + (8,) * 8 + (9,) * 30), ask(trace, stem[:96] + (9,) * 40)
+    trace.finish_all()
+    assert (again.hit_tokens, parting.hit_tokens) == (208, 0)
+
+
+def test_windows_of_two_turns_are_kept_where_there_is_room() -> None:
+    trace = windowed(kv_tokens=2048, running=8)
+    stem = tuple(n % 40 + 8 for n in range(64))
+    for tail in ((8,) * 40, (9,) * 40, (10,) * 40):
+        ask(trace, stem + tail)
+        trace.finish_all()
+    assert [sequence.hit_tokens for sequence in trace.calls.values()] == [0, 64, 64]
+
+
+def test_a_double_that_is_left_fills_the_gaps_of_the_tree() -> None:
+    """Two equal prompts at once: the second cannot share its pages while it runs. What the first one's node lacks when
+    it goes, the second one's page takes its place in."""
+    trace = windowed(kv_tokens=2048, running=2, chunk=256)
+    prompt = tuple(n % 40 + 8 for n in range(100))
+    ask(trace, prompt), ask(trace, prompt)
+    trace.finish_all()
+    third = ask(trace, prompt)
+    trace.finish_all()
+    assert third.hit_tokens == 96

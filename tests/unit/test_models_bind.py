@@ -13,7 +13,6 @@ from backends.base import (
     Attention,
     Batch,
     EmbedRows,
-    KvPool,
     Limits,
     Linear,
     Norm,
@@ -88,7 +87,7 @@ def tensors(*, head: bool = True) -> Tensors:
 
 
 def program(ops: tuple[Op, ...], weights: Mapping[str, TensorView], bound: Bound) -> ReferenceProgram:
-    kv = KvPool(bound.kv_layers, 64, QuantType.F32)
+    kv = bound.kv_pool(64, QuantType.F32)
     limits = Limits(rows=16, logit_rows=16, lanes=1, lane_pages=4)
     return ReferenceBackend(OpenOptions()).bind(ops, weights, kv, limits, lambda *_: None)
 
@@ -106,9 +105,9 @@ def rows(count: int) -> Batch:
     return Batch(
         tokens=tokens.astype(np.int32),
         positions=positions,
-        slots=positions.copy(),
+        slots=positions[None],
         lanes=np.zeros(count, np.int32),
-        tables=np.arange(4, dtype=np.int32)[None],
+        tables=np.arange(4, dtype=np.int32)[None, None],
         logit_rows=positions.copy(),
     )
 

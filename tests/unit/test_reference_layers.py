@@ -84,7 +84,7 @@ def batch(*pieces: tuple[int, int, int], states: Sequence[int] = (0, 1, 2)) -> B
     positions = np.concatenate([np.arange(first, end, dtype=np.int32) for _, first, end in pieces])
     slots = PAGES[lanes, positions // PAGE_LEN] * PAGE_LEN + positions % PAGE_LEN
     rows = np.arange(len(lanes), dtype=np.int32)
-    return Batch(rows, positions, slots.astype(np.int32), lanes, PAGES, rows, np.array(states, np.int32))
+    return Batch(rows, positions, slots.astype(np.int32)[None], lanes, PAGES[None], rows, np.array(states, np.int32))
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:

@@ -165,7 +165,12 @@ def batch(*pieces: tuple[int, int, int]) -> Batch:
     tokens = (positions * 5 + lanes * 11 + 1) % VOCAB
     rows = len(tokens)
     return Batch(
-        tokens.astype(np.int32), positions, slots.astype(np.int32), lanes, PAGES, np.arange(rows, dtype=np.int32)
+        tokens.astype(np.int32),
+        positions,
+        slots.astype(np.int32)[None],
+        lanes,
+        PAGES[None],
+        np.arange(rows, dtype=np.int32),
     )
 
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from backends.base import PAGE_LEN, Limits
 from homeserve.wire.records import LaneRows, NewLane, Plan, PlanKind, Sampling, pack_ints
-from homeserve.worker.lanes import Group, LaneRefused, Lanes
+from homeserve.worker.lanes import UNKNOWN, Group, LaneRefused, Lanes
 
 GREEDY = Sampling(temperature=0)
 COUNTED = Sampling(repetition_penalty=1.2)
 
 
 def lanes() -> Lanes:
-    return Lanes(Limits(rows=32, logit_rows=8, lanes=3, lane_pages=4), vocab=100, pool_pages=20)
+    return Lanes(Limits(rows=32, logit_rows=8, lanes=3, lane_pages=4), vocab=100, pool_pages=(20,))
 
 
 def plan(*rows: LaneRows, drop: tuple[int, ...] = (), new: tuple[NewLane, ...] = ()) -> Plan:
@@ -60,10 +60,10 @@ def test_rows_of_several_lanes_become_one_batch() -> None:
     assert batch.tokens.tolist() == [42, *tokens]
     assert batch.positions.tolist() == [3, *range(16, 34)]
     assert batch.lanes.tolist() == [0, *[2] * 18]
-    assert batch.slots.tolist() == [5 * 16 + 3, *range(4 * 16, 5 * 16), 7 * 16, 7 * 16 + 1]
+    assert batch.slots.tolist() == [[5 * 16 + 3, *range(4 * 16, 5 * 16), 7 * 16, 7 * 16 + 1]]
     assert batch.logit_rows.tolist() == [0]
     assert all(a.dtype == np.int32 for a in (batch.tokens, batch.positions, batch.slots, batch.lanes, batch.logit_rows))
-    assert batch.tables is table.tables and table.tables[2].tolist() == [9, 4, 7, 0]
+    assert batch.tables is table.tables and table.tables[0, 2].tolist() == [9, 4, 7, 0]
     assert [(g.first, g.logits_first, g.logit_count) for g in groups] == [(0, 0, 1), (1, 1, 0)]
 
 
@@ -88,7 +88,7 @@ def test_a_lane_dropped_and_taken_in_one_plan_starts_afresh() -> None:
     work = start(0, 11, [4], [6])
     run(table, plan(*work.rows, drop=(0,), new=work.new))
     assert table.occupied() == ((0, 11, 1),)
-    assert table[0].length == 1 and table.tables[0, 0] == 6
+    assert table[0].length == 1 and table.tables[0, 0, 0] == 6
     run(table, plan(drop=(0, 2)))  # a lane that is free already may be dropped
     assert table.occupied() == ()
 
@@ -170,3 +170,51 @@ def test_counts_do_not_depend_on_chunks_or_a_prefix_hit(cuts: list[int], hit_pag
     ids, times = counts.generated()
     expected = np.bincount(tokens[prompt_len:], minlength=100)
     assert dict(zip(ids.tolist(), times.tolist(), strict=True)) == {i: n for i, n in enumerate(expected.tolist()) if n}
+
+
+# ------------------------------------------------------------------------------------------------------- KV groups
+
+
+def windowed() -> Lanes:
+    """A group that keeps everything, and one of 10 pages whose layers see 20 tokens."""
+    limits = Limits(rows=64, logit_rows=8, lanes=2, lane_pages=6)
+    return Lanes(limits, vocab=100, pool_pages=(20, 10), windows=(0, 20))
+
+
+def at(position: int, *pages: int, lane: int = 0, count: int = 1) -> Plan:
+    """A newcomer whose first row is at `position`; `pages` of both groups, one group after the other."""
+    rows = LaneRows(lane, 10, position, pack_ints([1] * count), pack_ints(list(pages)), sample=True)
+    return plan(rows, new=(NewLane(lane, 10, position + count, GREEDY),))
+
+
+def test_each_kv_group_has_its_own_pages() -> None:
+    table = windowed()
+    work = at(15, 5, 6, 9, 3, count=3)
+    table.check(work)
+    table.apply(work)
+    batch, _ = table.batch(work.rows)
+    assert batch.slots.tolist() == [[5 * 16 + 15, 6 * 16, 6 * 16 + 1], [9 * 16 + 15, 3 * 16, 3 * 16 + 1]]
+    assert batch.tables[:, 0, :2].tolist() == [[5, 6], [9, 3]]
+
+
+def test_a_page_before_the_window_may_be_nobodys() -> None:
+    """A row at 35 sees positions 16 to 35: of the second group it needs pages 1 and 2."""
+    table = windowed()
+    table.check(at(35, 5, 6, 7, UNKNOWN, 9, 3))
+    for start, pages in ((34, (UNKNOWN, 9, 3)), (35, (9, UNKNOWN, 3)), (35, (UNKNOWN, 9, UNKNOWN)), (35, (2, 9, 10))):
+        with pytest.raises(LaneRefused, match="outside the pool of the layers that see 20 tokens of 10"):
+            table.check(at(start, 5, 6, 7, *pages))
+    with pytest.raises(LaneRefused, match="outside the pool of 20"):
+        table.check(at(35, UNKNOWN, 6, 7, 1, 9, 3))
+    with pytest.raises(LaneRefused, match="3 pages for 2 KV groups"):
+        table.check(at(0, 5, 6, 7))
+
+
+def test_a_page_that_came_as_nobodys_is_looked_at_again() -> None:
+    """Rows must go on where the lane's last ended, so that a window never moves back over such a page; a lane that is
+    told so all the same is refused."""
+    table = windowed()
+    run(table, at(35, 5, 6, 7, UNKNOWN, 9, 3))
+    table[0].length = 20
+    with pytest.raises(LaneRefused, match="outside the pool of the layers that see 20 tokens"):
+        table.check(plan(LaneRows(0, 10, 20, b"", sample=True)))

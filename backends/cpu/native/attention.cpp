@@ -256,7 +256,8 @@ struct Item {
         return {step.src + step.src_stride * row + static_cast<int64_t>(head) * step.q_step, row, head, first, position + 1, false, 0.0f, 0.0f};
     }
     Layer layer() const {
-        const int32_t *table = batch.tables + static_cast<int64_t>(batch.row_lanes[first_row]) * batch.lane_pages;
+        const int64_t lane = static_cast<int64_t>(step.kv_group) * batch.lanes + batch.row_lanes[first_row];
+        const int32_t *table = batch.tables + lane * batch.lane_pages;
         return {step, table, kv_head, padded(step.head_dim)};
     }
     int first_partition() const { return query(0).first / PARTITION; }

@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-#define HS_ABI_VERSION 3
+#define HS_ABI_VERSION 4
 
 enum { HS_OK = 0, HS_E_TYPE = -1, HS_E_SHAPE = -2, HS_E_BATCH = -3, HS_E_THREAD = -4 };
 
@@ -146,12 +146,14 @@ typedef struct hs_step {
     int32_t interleaved; /* rope pairs (2i, 2i+1) instead of (i, i + pairs) */
     int32_t gate;
     int32_t kv_type;
+    int32_t kv_group; /* of the layer: which of the batch's slots and tables are its own */
     int32_t q_step; /* floats from one head of q to the next */
     int32_t gated;  /* attention: head_dim values behind each head of q are its gate */
     int32_t v_norm; /* HS_STEP_ROPE_STORE: v is normalised, without weights */
     float softcap;  /* of attention scores; 0: none */
     float eps;
     float scale; /* embedding scale, attention scale, rope magnitude, cap */
+    int32_t reserved;
     float *src;
     float *add;
     float *dst;
@@ -173,16 +175,23 @@ typedef struct hs_step {
     const hs_delta *delta;
 } hs_step;
 
+/* A group of attention layers that keep the same tokens: slots of its pool, and how many last tokens; 0: every one. */
+typedef struct hs_kv_group {
+    int32_t slots;
+    int32_t window;
+} hs_kv_group;
+
 typedef struct hs_program {
     const hs_step *steps;
     int32_t step_count;
     int32_t vocab_rows; /* rows of the embedding table: tokens are checked against it; 0: not checked */
-    int32_t slots;      /* slots of the KV pool: slots and pages are checked against it; 0: no attention */
+    int32_t group_count; /* KV groups; 0: no attention */
     int32_t max_rows;
     int32_t max_logit_rows;
     int32_t state_slots; /* recurrent states are checked against it; 0: no recurrent layers */
     int32_t *tiles;      /* scratch for attention's row tiles, [2 * max_rows] */
     int32_t *lane_runs;  /* scratch for the runs of rows of one lane, [2 * max_rows] */
+    const hs_kv_group *groups; /* slots and pages are checked against them */
 } hs_program;
 
 typedef struct hs_batch {
@@ -192,9 +201,9 @@ typedef struct hs_batch {
     int32_t lane_pages;
     const int32_t *tokens;
     const int32_t *positions;
-    const int32_t *slots;
+    const int32_t *slots; /* [groups, rows] */
     const int32_t *row_lanes;
-    const int32_t *tables; /* [lanes, lane_pages] */
+    const int32_t *tables; /* [groups, lanes, lane_pages]; pages before a group's window are not read */
     const int32_t *logit_rows;
     const int32_t *states; /* [lanes], the state slot of each; not read without recurrent layers */
 } hs_batch;
@@ -202,8 +211,8 @@ typedef struct hs_batch {
 typedef struct hs_team hs_team;
 
 int32_t hs_abi_version(void);
-/* Sizes of hs_matrix, hs_part, hs_stack, hs_experts, hs_delta, hs_step, hs_program, hs_batch, in this order. */
-void hs_abi_sizes(int32_t out[8]);
+/* Sizes of hs_matrix, hs_part, hs_stack, hs_experts, hs_delta, hs_step, hs_kv_group, hs_program, hs_batch, in this order. */
+void hs_abi_sizes(int32_t out[9]);
 const char *hs_level(void);
 int32_t hs_host_levels(void);
 

@@ -110,6 +110,23 @@ bool states_are_sound(const hs_program &program, const hs_batch &batch) {
     return true;
 }
 
+// Slots of the rows and pages that they will read in one KV group.
+bool group_is_sound(const hs_program &program, const hs_batch &batch, int group) {
+    const hs_kv_group &kv = program.groups[group];
+    if (!within(batch.slots + static_cast<int64_t>(group) * batch.rows, batch.rows, kv.slots)) return false;
+    for (int row = 0, first = 0; row < batch.rows; row++) {
+        // The last row of a run of one lane has its highest position, its first one looks back farthest: one look at the
+        // table serves them all.
+        if (row + 1 < batch.rows && batch.row_lanes[row + 1] == batch.row_lanes[row] && batch.positions[row + 1] > batch.positions[row]) continue;
+        const int seen = kv.window > 0 ? batch.positions[first] - kv.window + 1 : 0;
+        const int page = seen > 0 ? seen / GROUP : 0;
+        const int64_t lane = static_cast<int64_t>(group) * batch.lanes + batch.row_lanes[row];
+        if (!within(batch.tables + lane * batch.lane_pages + page, batch.positions[row] / GROUP + 1 - page, kv.slots / GROUP)) return false;
+        first = row + 1;
+    }
+    return true;
+}
+
 // Every index that a step will follow, so that a wrong plan is an error and never a wild read.
 bool batch_is_sound(const hs_program &program, const hs_batch &batch) {
     if (batch.rows < 1 || batch.rows > program.max_rows || batch.logit_row_count < 0 || batch.logit_row_count > program.max_logit_rows)
@@ -117,16 +134,11 @@ bool batch_is_sound(const hs_program &program, const hs_batch &batch) {
     if (program.vocab_rows > 0 && !within(batch.tokens, batch.rows, program.vocab_rows)) return false;
     if (!within(batch.logit_rows, batch.logit_row_count, batch.rows)) return false;
     if (program.state_slots > 0 && !(within(batch.positions, batch.rows, INT32_MAX) && states_are_sound(program, batch))) return false;
-    if (program.slots == 0) return within(batch.positions, batch.rows, INT32_MAX);
+    if (program.group_count == 0) return within(batch.positions, batch.rows, INT32_MAX);
     const int capacity = batch.lane_pages > INT32_MAX / GROUP ? INT32_MAX : batch.lane_pages * GROUP;
-    if (!within(batch.positions, batch.rows, capacity) || !within(batch.slots, batch.rows, program.slots)) return false;
-    if (!within(batch.row_lanes, batch.rows, batch.lanes)) return false;
-    for (int row = 0; row < batch.rows; row++) {
-        // The last row of a run of one lane has its highest position: one look at the table serves them all.
-        if (row + 1 < batch.rows && batch.row_lanes[row + 1] == batch.row_lanes[row] && batch.positions[row + 1] > batch.positions[row]) continue;
-        const int32_t *table = batch.tables + static_cast<int64_t>(batch.row_lanes[row]) * batch.lane_pages;
-        if (!within(table, batch.positions[row] / GROUP + 1, program.slots / GROUP)) return false;
-    }
+    if (!within(batch.positions, batch.rows, capacity) || !within(batch.row_lanes, batch.rows, batch.lanes)) return false;
+    for (int group = 0; group < program.group_count; group++)
+        if (!group_is_sound(program, batch, group)) return false;
     return true;
 }
 
@@ -238,15 +250,16 @@ class Commit final : public Job {
 
 HS_API int32_t hs_abi_version(void) { return HS_ABI_VERSION; }
 
-HS_API void hs_abi_sizes(int32_t out[8]) {
+HS_API void hs_abi_sizes(int32_t out[9]) {
     out[0] = sizeof(hs_matrix);
     out[1] = sizeof(hs_part);
     out[2] = sizeof(hs_stack);
     out[3] = sizeof(hs_experts);
     out[4] = sizeof(hs_delta);
     out[5] = sizeof(hs_step);
-    out[6] = sizeof(hs_program);
-    out[7] = sizeof(hs_batch);
+    out[6] = sizeof(hs_kv_group);
+    out[7] = sizeof(hs_program);
+    out[8] = sizeof(hs_batch);
 }
 
 HS_API const char *hs_level(void) { return HS_LEVEL_NAME; }
@@ -367,7 +380,7 @@ HS_API int32_t hs_unpack_row(const hs_matrix *matrix, int32_t row, float *dst) {
 HS_API int32_t hs_run(hs_team *team, const hs_program *program, const hs_batch *batch) {
     if (!hs::batch_is_sound(*program, *batch)) return HS_E_BATCH;
     hs::Run run{*program, *batch, team->team.threads(), 0, 0, 0, 0};
-    if (program->slots > 0) hs::cut_tiles(run);
+    if (program->group_count > 0) hs::cut_tiles(run);
     if (program->state_slots > 0) hs::cut_lane_runs(run);
     hs::Walk walk(run);
     team->team.run(walk);

@@ -197,6 +197,7 @@ void norm_chunk(const Run &run, const hs_step &step, int chunk) {
 
 void rope_store_chunk(const Run &run, const hs_step &step, int chunk) {
     const Range rows = rows_in(run, step, chunk);
+    const int32_t *slots = run.batch.slots + static_cast<int64_t>(step.kv_group) * run.batch.rows;
     alignas(64) float normed[MAX_HEAD_DIM];
     for (int r = rows.first; r < rows.last; r++) {
         const float *table = step.rope_pairs ? step.table + static_cast<int64_t>(2 * step.rope_pairs) * r : nullptr;
@@ -214,7 +215,7 @@ void rope_store_chunk(const Run &run, const hs_step &step, int chunk) {
                 value = normed;
             }
             turn_head(step, k, step.k_weight, table);
-            store_kv(step, k, value, h, run.batch.slots[r]);
+            store_kv(step, k, value, h, slots[r]);
         }
     }
 }
