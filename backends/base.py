@@ -412,7 +412,8 @@ class Batch:
     slots      int32 [groups, rows]   where its K and V go in each KV group
     lanes      int32 [rows]           which row of `tables` describes its sequence
     tables     int32 [groups, lanes, lane_pages]   page of each 16 positions of the lane's sequence (kept by the
-               worker); in a group with a window those before the window of the lane's first row mean nothing and are not read
+               worker); in a group with a window those before the window of the lane's first row mean nothing, and are
+               not read
     logit_rows int32 [n]              indices of rows whose logits are wanted, ascending
     states     int32 [lanes]          state slot of each lane (models with recurrent layers only)
     """
