@@ -152,7 +152,6 @@ def test_a_model_of_windows_alone_keeps_no_more_with_more_tokens() -> None:
     small, large = (planned(box(), model, Wish(kv_tokens=tokens, running=4)) for tokens in (16384, 65536))
     assert line(small, "kv") == line(large, "kv") == 24 * 2 * 4 * 128 * 2 * window_slots(512, 65536, 4, 256)
     assert large.binds.why == "nothing: the model keeps no more tokens in memory"
-    assert "nothing binds" not in large.binds.line
 
 
 def test_a_token_reads_no_further_back_than_its_window() -> None:
