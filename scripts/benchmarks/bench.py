@@ -48,6 +48,9 @@ def main() -> int:
     if options.doc and not options.peer:
         document.write(ROOT / "docs")
         return 0
+    if not options.no_realtime and realtime(2):
+        # Above the servers, so that an event is timed when it arrives and not when the servers next pause.
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(2))
     started = time.monotonic()
     kept = SampleFile.read(Path(options.resume)) if options.resume and Path(options.resume).exists() else []
     run = Run(options, wanted(options), [sample for sample in kept if sample.commit == commit()])
@@ -76,6 +79,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, help="runs of each measure")
     parser.add_argument("--answer", type=int, help="tokens of each answer (128; 64 for large files)")
     parser.add_argument("--ours", nargs="+", default=(), help="a homeserve command other than this checkout's")
+    parser.add_argument("--no-realtime", action="store_true", help="leave the scheduler alone: to try, not to measure")
     parser.add_argument("--isa", default="", help="ISA level of homeserve, where not the best")
     parser.add_argument("--threads", type=int, default=psutil.cpu_count(logical=False) or 1)
     parser.add_argument("--vocab", type=int, default=30000, help="prompts are drawn from token ids below this")
@@ -165,6 +169,7 @@ class Run:
             servers = [subject.ours, *subject.peers.values()]
             try:
                 for server in servers:
+                    server.realtime = not self.options.no_realtime
                     server.start()
                 self.introduce(subject)
                 for measure in self.measures:
@@ -298,9 +303,6 @@ def commit() -> str:
 
 
 if __name__ == "__main__":
-    # Above the servers, so that an event is timed when it arrives and not when the servers next pause.
-    if realtime(2):
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(2))
     try:
         sys.exit(main())
     except (RuntimeError, OSError, urllib.error.URLError, HomeserveError) as error:

@@ -82,8 +82,8 @@ def write(shape: Shape, mix: str, name: str, target: Path, seed: int) -> None:
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         for key, value in shape.metadata.items():
             _add(writer, f"{shape.arch}.{key}", value)
-        for key, value in tokenizer().items():
-            _add(writer, key, value)
+        for key, told in tokenizer().items():
+            _add(writer, key, told)
         for tensor in shape.tensors:
             _announce(writer, tensor, kinds[tensor.name])
         writer.open_output_file()

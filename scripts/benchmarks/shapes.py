@@ -22,7 +22,7 @@ from backends.quant import QuantType
 VOCAB = 49152
 """Tokens of the default model's tokenizer, which the synthetic models share."""
 
-Value = int | float | list[bool] | list[int]
+Value = int | float | list[int]
 
 
 @dataclass(frozen=True)
