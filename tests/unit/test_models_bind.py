@@ -96,18 +96,18 @@ def run(
     bound: Bound, ops: tuple[Op, ...] | None = None, given: Mapping[str, np.ndarray] | None = None
 ) -> dict[str, Any]:
     """All buffers after six rows of one sequence."""
-    return program(ops or bound.ops, bound.weights, bound).run_from(rows(6), given or {})
+    return program(ops or bound.ops, bound.weights, bound).run_from(rows(6, 1 + len(bound.windows)), given or {})
 
 
-def rows(count: int) -> Batch:
+def rows(count: int, groups: int = 1) -> Batch:
     positions = np.arange(count, dtype=np.int32)
     tokens = (positions * 7 + 3) % VOCAB
     return Batch(
         tokens=tokens.astype(np.int32),
         positions=positions,
-        slots=positions[None],
+        slots=np.tile(positions, (groups, 1)),
         lanes=np.zeros(count, np.int32),
-        tables=np.arange(4, dtype=np.int32)[None, None],
+        tables=np.tile(np.arange(4, dtype=np.int32), (groups, 1, 1)),
         logit_rows=positions.copy(),
     )
 
