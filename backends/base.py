@@ -21,7 +21,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -71,6 +71,10 @@ class TensorView:
     @property
     def nbytes(self) -> int:
         return self.rows * self.type.row_bytes(self.cols)
+
+    def pieces(self) -> Iterator[npt.NDArray[np.uint8]]:
+        """The bytes in order, in pieces of equal length: one, or the matrices of a stack that is never put together."""
+        yield self.data
 
 
 @dataclass(frozen=True)
@@ -211,6 +215,7 @@ class Routing:
     selection   `[1, experts]`, added to the probabilities for choosing only
     normalise   the chosen weights are divided by max(their sum, 6.1035e-5)
     scale       then multiplied by this
+    gains       `[1, experts]`, then by that of the expert itself
     The `used` largest are chosen, equal ones by the lower index.
     """
 
@@ -220,6 +225,7 @@ class Routing:
     normalise: bool = True
     scale: float = 1.0
     selection: Weight | None = None
+    gains: Weight | None = None
 
 
 @dataclass(frozen=True)

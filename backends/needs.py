@@ -7,7 +7,7 @@ RopeStore                  x  shared rows                (a layer that reads wha
 HeadNorm                   x  the weight's type          (RopeStore's norms over a head; "none" for one without weights)
 Attention                  x  softcap, sinks, gated      (each where it is used)
 GatedActivation, Experts   x  the activation's name
-Experts                    x  each weight's type, and "routing " + its function
+Experts                    x  each weight's type, "routing " + its function, and "gains" where experts have some
 AddGated, Softcap, SelectRows, DeltaNet   x  F32
 """
 
@@ -87,6 +87,8 @@ def _of(op: Op, weights: Mapping[str, TensorView], kv: KvPool) -> Iterable[Need]
         case Experts(routing=routing, kind=kind):
             yield "Experts", kind
             yield "Experts", f"routing {routing.func}"
+            if routing.gains is not None:
+                yield "Experts", "gains"
             for matrix in (op.gate, op.up, op.down):
                 yield "Experts", weights[matrix.weight.name].type.name
                 if matrix.bias is not None:

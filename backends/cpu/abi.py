@@ -70,6 +70,7 @@ class Experts(Structure):
         ("scale", c_float),
         ("reserved", c_int32),
         ("selection", c_void_p),
+        ("gains", c_void_p),
         ("gate", Stack),
         ("up", Stack),
         ("down", Stack),

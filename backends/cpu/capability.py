@@ -65,6 +65,7 @@ TABLE: tuple[Capability, ...] = (
     *_entries("Experts", MATRIX_TYPES, "no kernel for this type yet"),
     *(Capability("Experts", kind, True) for kind in abi.GATES),
     *(Capability("Experts", f"routing {func}", True) for func in abi.ROUTES),
+    Capability("Experts", "gains", True),
     Capability("DeltaNet", "F32", True),
 )
 
@@ -99,7 +100,7 @@ def refuse_vectors(backend: str, ops: Sequence[Op], weights: Mapping[str, Tensor
                 why = f"at most {abi.DELTA_KERNEL_MOST}"
                 missing[Capability("DeltaNet", f"convolution of {op.kernel}", False, why)] = None
         elif isinstance(op, Experts):
-            vectors = (op.routing.selection,)
+            vectors = (op.routing.selection, op.routing.gains)
         for vector in vectors:
             if vector is not None and weights[vector.name].type not in FLOAT_TYPES:
                 name = weights[vector.name].type.name

@@ -38,6 +38,11 @@ def matrices_of(op: Experts) -> tuple[ExpertMatrix, ExpertMatrix, ExpertMatrix]:
     return op.gate, op.up, op.down
 
 
+def vectors_of(op: Experts) -> tuple[Weight, ...]:
+    """Of the routing: one number for each expert."""
+    return tuple(vector for vector in (op.routing.selection, op.routing.gains) if vector is not None)
+
+
 def stack_name(matrix: ExpertMatrix) -> str:
     """What a stack is stored under: its tensor and the rows that it takes of each expert."""
     return f"{matrix.weight.name}[{matrix.first}:{matrix.first + matrix.height} of {matrix.pitch}]"
@@ -50,9 +55,9 @@ def check(op: Experts) -> None:
         raise ValueError(f"{used} of {experts} experts cannot be chosen")
     if op.logits.width != experts:
         raise ValueError(f"logits {op.logits.name} are {op.logits.width} wide for {experts} experts")
-    selection = op.routing.selection
-    if selection is not None and (selection.rows, selection.cols) != (1, experts):
-        raise ValueError(f"{selection.name} is [{selection.rows}, {selection.cols}], want [1, {experts}]")
+    for vector in vectors_of(op):
+        if (vector.rows, vector.cols) != (1, experts):
+            raise ValueError(f"{vector.name} is [{vector.rows}, {vector.cols}], want [1, {experts}]")
     for matrix in matrices_of(op):
         weight = matrix.weight
         if weight.rows != experts * matrix.pitch or not 0 <= matrix.first <= matrix.pitch - matrix.height:
@@ -131,6 +136,7 @@ def record(
         normalise=int(routing.normalise),
         scale=routing.scale,
         selection=address_of(routing.selection.name) if routing.selection is not None else None,
+        gains=address_of(routing.gains.name) if routing.gains is not None else None,
         gate=stack(op.gate),
         up=stack(op.up),
         down=stack(op.down),

@@ -15,6 +15,8 @@ from backends.cpu.record import MATRIX, STACK, STACK_BIAS, TRANSPOSED, Plan, Sto
 from backends.cpu.widths import padded
 from backends.quant import QuantType
 
+Bytes = npt.NDArray[np.uint8]
+
 
 def load_weights(library: ctypes.CDLL, team: int, plan: Plan, progress: LoadProgress) -> None:
     """Fill the placed arena. Raises ValueError where a tensor's bytes are not what its shape says."""
@@ -22,32 +24,57 @@ def load_weights(library: ctypes.CDLL, team: int, plan: Plan, progress: LoadProg
     done = 0
     progress("weights", 0, total)
     for stored in plan.stored.values():
-        view = stored.view
-        data = np.ascontiguousarray(view.data)
-        if data.nbytes != view.nbytes:
-            raise ValueError(
-                f"{view.name}: {data.nbytes} bytes of data for [{view.rows}, {view.cols}] of {view.type.name}"
-            )
         address = plan.weights.address(stored.offset)
-        if stored.form in (MATRIX, STACK):
-            _pack(library, team, stored, data, address)
+        if stored.form == STACK:
+            _pack_stack(library, team, stored, address)
         else:
-            floats = _in_form(stored, _as_floats(view.type, data))
-            floats_at(address, floats.size)[:] = floats
+            data = np.ascontiguousarray(stored.view.data)
+            if data.nbytes != stored.view.nbytes:
+                raise _wrong_length(stored, data.nbytes)
+            if stored.form == MATRIX:
+                _pack(library, team, stored, data, address)
+            else:
+                floats = _in_form(stored, _as_floats(stored.view.type, data))
+                floats_at(address, floats.size)[:] = floats
         done += stored.source_bytes
         progress("weights", done, total)
 
 
-def _pack(library: ctypes.CDLL, team: int, stored: StoredWeight, data: npt.NDArray[np.uint8], address: int) -> None:
-    view, rows = stored.view, stored.rows
+def _pack(library: ctypes.CDLL, team: int, stored: StoredWeight, data: Bytes, address: int) -> None:
+    view = stored.view
     source, target = c_void_p(data.ctypes.data), c_void_p(address)
-    if rows is None:
-        code = library.hs_repack(team, view.type.gguf_id, view.rows, view.cols, source, target)
-    else:
-        count, shape = view.rows // rows.pitch, (rows.pitch, rows.first, rows.height, view.cols)
-        code = library.hs_repack_stack(team, view.type.gguf_id, count, *shape, source, target)
+    _check(stored, library.hs_repack(team, view.type.gguf_id, view.rows, view.cols, source, target))
+
+
+def _pack_stack(library: ctypes.CDLL, team: int, stored: StoredWeight, address: int) -> None:
+    """Piece by piece, so that a stack whose matrices are made one by one is never held together."""
+    view, rows = stored.view, stored.rows
+    assert rows is not None, "a stack is some rows of every expert"
+    kind, shape = view.type.gguf_id, (rows.pitch, rows.first, rows.height, view.cols)
+    matrix_bytes = rows.pitch * view.type.row_bytes(view.cols)
+    packed_bytes = library.hs_packed_bytes(kind, rows.height, view.cols)
+    read = 0
+    for piece in view.pieces():
+        data = np.ascontiguousarray(piece)
+        if data.nbytes % matrix_bytes or read + data.nbytes > view.nbytes:
+            raise _wrong_length(stored, read + data.nbytes)
+        count, target = data.nbytes // matrix_bytes, address + read // matrix_bytes * packed_bytes
+        code = library.hs_repack_stack(team, kind, count, *shape, c_void_p(data.ctypes.data), c_void_p(target))
+        _check(stored, code)
+        read += data.nbytes
+        del piece, data
+    if read != view.nbytes:
+        raise _wrong_length(stored, read)
+
+
+def _check(stored: StoredWeight, code: int) -> None:
     if code != abi.OK:
-        raise ValueError(f"{view.name}: {abi.ERRORS[code]}")
+        raise ValueError(f"{stored.view.name}: {abi.ERRORS[code]}")
+
+
+def _wrong_length(stored: StoredWeight, length: int) -> ValueError:
+    view = stored.view
+    return ValueError(f"{view.name}: {length} bytes of data for [{view.rows}, {view.cols}] of {view.type.name}")
 
 
 def _in_form(stored: StoredWeight, floats: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -575,8 +575,8 @@ def _weights_of(op: Op) -> Iterator[tuple[Weight, str]]:
         case Attention(sinks=sinks):
             if sinks is not None:
                 yield sinks, VECTOR
-        case Experts(routing=routing) if routing.selection is not None:
-            yield routing.selection, VECTOR
+        case Experts():
+            yield from ((vector, VECTOR) for vector in experts.vectors_of(op))
         case DeltaNet(conv=conv):
             yield conv, TRANSPOSED
             yield from ((vector, VECTOR) for vector in (op.dt_bias, op.a, op.norm))

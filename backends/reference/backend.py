@@ -103,7 +103,7 @@ def capability_table(*, has_gguf: bool) -> tuple[Capability, ...]:
         entries += [Capability(op, kind.name, True) for kind in POOL_TYPES]
     for op in ("GatedActivation", "Experts"):
         entries += [Capability(op, kind, True) for kind in GATES]
-    entries += [Capability("Experts", f"routing {func}", True) for func in ROUTINGS]
+    entries += [Capability("Experts", need, True) for need in (*(f"routing {func}" for func in ROUTINGS), "gains")]
     entries += [Capability("Attention", feature, True) for feature in ("softcap", "sinks", "gated")]
     entries += [Capability("RopeStore", "shared rows", True), Capability("HeadNorm", "none", True)]
     entries += [Capability(op, "F32", True) for op in ("AddGated", "Softcap", "SelectRows", "DeltaNet")]

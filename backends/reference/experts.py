@@ -34,8 +34,11 @@ class DenseExperts:
         return linear(x, self.weight[rows], None if self.bias is None else self.bias[rows])
 
 
-def route(logits: Array, routing: Routing, selection: Array | None) -> tuple[npt.NDArray[np.intp], Array]:
-    """The experts of each row, best first, and their weights: both [rows, used]. logits [rows, experts]."""
+def route(
+    logits: Array, routing: Routing, selection: Array | None, gains: Array | None = None
+) -> tuple[npt.NDArray[np.intp], Array]:
+    """The experts of each row, best first, and their weights: both [rows, used]. logits [rows, experts], `selection`
+    and `gains` [experts]."""
     scores = _scores(logits, routing.func)
     ranked = scores if selection is None else scores + selection
     # A stable sort of the negated scores keeps the lower index first among equals.
@@ -45,7 +48,8 @@ def route(logits: Array, routing: Routing, selection: Array | None) -> tuple[npt
         weights = _softmax(weights)
     if routing.normalise:
         weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), weights.dtype.type(SUM_MIN))
-    return chosen, weights * weights.dtype.type(routing.scale)
+    weights = weights * weights.dtype.type(routing.scale)
+    return chosen, weights if gains is None else weights * gains[chosen]
 
 
 def run_experts(

@@ -183,7 +183,8 @@ class ReferenceProgram:
         return out.reshape(rows, -1)
 
     def _experts(self, op: Experts, buffers: Buffers) -> Array:
-        chosen, weights = route(buffers[op.logits.name], op.routing, self._vector(op.routing.selection))
+        vectors = self._vector(op.routing.selection), self._vector(op.routing.gains)
+        chosen, weights = route(buffers[op.logits.name], op.routing, *vectors)
         gate, up, down = (self._stack(matrix) for matrix in (op.gate, op.up, op.down))
         return run_experts(buffers[op.src.name], chosen, weights, gate, up, down, op.kind)
 

@@ -2,7 +2,8 @@
 
 What is small (a norm's weights plus one, a vector of decays) is made at once. What is large is made on access, from the
 mapped file, and forgotten: stacks of experts that lie one by one, matrices that stand transposed, 4-bit floats in
-another order. So opening a folder reads headers alone, and a load holds one such tensor at a time.
+another order. So opening a folder reads headers alone. All of these are stacks, made matrix by matrix: who reads them
+by `pieces` holds one expert's matrix at a time, never a layer's.
 
 4-bit floats (MXFP4), 32 of them with a scale of one byte: a folder keeps 16 bytes of neighbouring pairs (the even one
 in the low half) and the scale apart; a GGUF block is the scale, then 16 bytes that pair element i with i + 16.
@@ -10,7 +11,7 @@ in the low half) and the scale apart; a GGUF block is the scale, then 16 bytes t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,8 +27,26 @@ _FLOATS: dict[QuantType, np.dtype[np.floating]] = {
     QuantType.F16: np.dtype("<f2"),
     QuantType.F64: np.dtype("<f8"),
 }
+FLOATS = frozenset({*_FLOATS, QuantType.BF16})
 SMALL_BYTES_MAX = 64 << 20
 """What is made at once may not be larger: a norm's weights never are."""
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """A stack: `make(i)` gives the bytes of matrix i of `count`, all of one length."""
+
+    count: int
+    make: Callable[[int], Bytes]
+
+    def __call__(self) -> Bytes:
+        """All of them, one behind the other."""
+        first = self.make(0)
+        whole = np.empty((self.count, first.size), np.uint8)
+        whole[0] = first
+        for index in range(1, self.count):
+            whole[index] = self.make(index)
+        return whole.reshape(-1)
 
 
 class MadeView(TensorView):
@@ -41,6 +60,13 @@ class MadeView(TensorView):
     def data(self) -> Bytes:
         made: Bytes | Callable[[], Bytes] = self.__dict__["_made"]
         return made() if callable(made) else made
+
+    def pieces(self) -> Iterator[Bytes]:
+        made = self.__dict__["_made"]
+        if isinstance(made, Matrices):
+            yield from (made.make(index) for index in range(made.count))
+        else:
+            yield self.data
 
 
 @dataclass(frozen=True)
@@ -81,6 +107,11 @@ def vector(name: str, values: Sequence[float]) -> TensorView:
     return TensorView(name, QuantType.F32, 1, len(values), _bytes(np.array(values, np.float32)))
 
 
+def scaled(view: TensorView, factor: float) -> Bytes:
+    """The elements of a tensor of FLOATS as float32, times `factor`."""
+    return _bytes(_floats(view) * np.float32(factor))
+
+
 def stacked(name: str, experts: Sequence[TensorView]) -> TensorView:
     """Matrices of one type and shape as one tensor, made on access. Raises ValueError where they differ."""
     first = experts[0]
@@ -89,7 +120,8 @@ def stacked(name: str, experts: Sequence[TensorView]) -> TensorView:
             what = f"[{view.rows}, {view.cols}] of {view.type.name}, the first one [{first.rows}, {first.cols}] of"
             raise ValueError(f"holds a matrix {what} {first.type.name}")
     parts = [view.data for view in experts]
-    return MadeView(name, first.type, len(experts) * first.rows, first.cols, lambda: np.concatenate(parts))
+    made = Matrices(len(parts), parts.__getitem__)
+    return MadeView(name, first.type, len(experts) * first.rows, first.cols, made)
 
 
 def blocked(name: str, blocks: Stored, scales: Stored, place: BlockedPlace) -> TensorView:
@@ -105,16 +137,16 @@ def blocked(name: str, blocks: Stored, scales: Stored, place: BlockedPlace) -> T
     chosen = slice(place.first_row, None, place.row_step)
     codes, exponents = blocks.view.data.reshape(blocks.shape), scales.view.data.reshape(scales.shape)
 
-    def make() -> Bytes:
-        pairs = codes[:, chosen]
-        elements = np.empty((*pairs.shape[:3], 32), np.uint8)
+    def make(expert: int) -> Bytes:
+        pairs = codes[expert, chosen]
+        elements = np.empty((*pairs.shape[:2], 32), np.uint8)
         elements[..., 0::2], elements[..., 1::2] = pairs & 15, pairs >> 4
-        made = np.empty((*pairs.shape[:3], 17), np.uint8)
-        made[..., 0] = exponents[:, chosen]
+        made = np.empty((*pairs.shape[:2], 17), np.uint8)
+        made[..., 0] = exponents[expert, chosen]
         made[..., 1:] = elements[..., :16] | (elements[..., 16:] << 4)
         return made.reshape(-1)
 
-    return MadeView(name, QuantType.MXFP4, count * rows // place.row_step, groups * 32, make)
+    return MadeView(name, QuantType.MXFP4, count * rows // place.row_step, groups * 32, Matrices(count, make))
 
 
 def _small(name: str, view: TensorView, form: Form) -> TensorView:
@@ -138,12 +170,9 @@ def _transposed(name: str, stored: Stored, first: int, step: int) -> TensorView:
     count, rows, cols = stored.stack
     if cols % step:
         raise ValueError(f"has rows of {cols}, an even number of elements is needed")
-    _element(view)
-
-    def make() -> Bytes:
-        return _bytes(_elements(view).reshape(count, rows, cols)[:, :, first::step].transpose(0, 2, 1))
-
-    return MadeView(name, view.type, count * (cols // step), rows, make)
+    stack = _elements(view).reshape(count, rows, cols)
+    made = Matrices(count, lambda expert: _bytes(stack[expert, :, first::step].T))
+    return MadeView(name, view.type, count * (cols // step), rows, made)
 
 
 def _elements(view: TensorView) -> npt.NDArray[np.generic]:
@@ -160,10 +189,10 @@ def _element(view: TensorView) -> int:
 def _floats(view: TensorView) -> npt.NDArray[np.float32]:
     if view.type is QuantType.BF16:
         return (np.frombuffer(view.data, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
-    if view.type not in _FLOATS:
+    if view.type not in FLOATS:
         raise ValueError(f"is of type {view.type.name}, floats are needed")
     return np.frombuffer(view.data, _FLOATS[view.type]).astype(np.float32)
 
 
 def _bytes(values: npt.NDArray[np.generic]) -> Bytes:
-    return np.frombuffer(np.ascontiguousarray(values).tobytes(), np.uint8)
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import kernel_rig as rig
 import numpy as np
@@ -41,6 +44,7 @@ class Form:
     fused: bool = False
     biased: bool = False
     selected: bool = False
+    gained: bool = False
 
 
 class Mixture:
@@ -78,6 +82,9 @@ class Mixture:
         if form.selected:
             routing = replace(routing, selection=Weight("selection", 1, experts))
             self.views.append(rig.vector_of("selection", random.standard_normal(experts).astype(np.float32)))
+        if form.gained:
+            routing = replace(routing, gains=Weight("gains", 1, experts))
+            self.views.append(rig.vector_of("gains", random.uniform(0.5, 2.0, experts).astype(np.float32)))
         self.x = random.standard_normal((ROWS, form.cols)).astype(np.float32)
         if logits is None:
             logits = random.standard_normal((ROWS, experts)).astype(np.float32)
@@ -115,10 +122,10 @@ ROUTINGS = (
 )
 
 
-@pytest.mark.parametrize("selected", (False, True))
+@pytest.mark.parametrize(("selected", "gained"), [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("routing", ROUTINGS)
-def test_every_routing_equals_the_reference(level: str, routing: Routing, selected: bool) -> None:
-    Mixture(Form(routing=routing, selected=selected)).check(level, 3e-6)
+def test_every_routing_equals_the_reference(level: str, routing: Routing, selected: bool, gained: bool) -> None:
+    Mixture(Form(routing=routing, selected=selected, gained=gained)).check(level, 3e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -217,6 +224,54 @@ def test_stacks_hold_the_bits_of_the_file_and_no_more(level: str) -> None:
         program.close()
 
 
+class OneByOne(TensorView):
+    """A stack whose matrices are made one at a time; `most` were alive together, and nobody may ask for the whole."""
+
+    def __init__(self, view: TensorView, experts: int) -> None:
+        for field in ("name", "type", "rows", "cols"):
+            object.__setattr__(self, field, getattr(view, field))
+        object.__setattr__(self, "stored", view.data.reshape(experts, -1))
+        object.__setattr__(self, "most", 0)
+
+    @property
+    def data(self) -> Any:
+        raise AssertionError("the stack was put together")
+
+    def pieces(self) -> Iterator[Any]:
+        alive: list[weakref.ref[Any]] = []
+        for index in range(len(self.stored)):  # type: ignore[attr-defined]
+            made = self.stored[index].copy()  # type: ignore[attr-defined]
+            alive.append(weakref.ref(made))
+            object.__setattr__(self, "most", max(self.most, sum(each() is not None for each in alive)))  # type: ignore[attr-defined]
+            yield made
+            del made
+
+
+@pytest.mark.parametrize("fused", (False, True))
+def test_a_stack_is_packed_matrix_by_matrix(level: str, fused: bool) -> None:
+    """Equal bits, and no more than one matrix of the file at any moment."""
+    mixture = Mixture(Form(types=("Q8_0", "F32", "MXFP4"), inner=96, width=48, fused=fused))
+    want = mixture.run(level)
+    stacks = [OneByOne(view, 8) for view in mixture.views if view.rows % 8 == 0 and view.name[0] in "gud"]
+    assert len(stacks) == (2 if fused else 3)
+    named = {view.name: view for view in stacks}
+    mixture.views = [named.get(view.name, view) for view in mixture.views]
+    assert np.array_equal(rig.bits(mixture.run(level)), rig.bits(want))
+    assert [each.most for each in stacks] == [1] * len(stacks)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("pieces", [7, 9])
+def test_a_stack_of_another_length_is_refused(level: str, pieces: int) -> None:
+    mixture = Mixture(Form())
+    down = next(view for view in mixture.views if view.name == "down")
+    other = rig.table_of("down", np.ones((pieces * 64, 48), np.float32))
+    wrong = OneByOne(other, pieces)
+    object.__setattr__(wrong, "rows", down.rows)
+    mixture.views = [wrong if view is down else view for view in mixture.views]
+    with pytest.raises(ValueError, match="down: .* bytes of data"):
+        mixture.bind(level)
+
+
 def test_what_does_not_fit_is_refused(level: str) -> None:
     mixture = Mixture(Form(selected=True))
     good = mixture.op
@@ -232,14 +287,16 @@ def test_what_does_not_fit_is_refused(level: str) -> None:
     refused(replace(good, up=replace(good.up, height=47)))
     refused(replace(good, out=Buffer("out", 63)))
     refused(replace(good, routing=replace(good.routing, selection=Weight("selection", 1, 9))))
+    refused(replace(good, routing=replace(good.routing, gains=Weight("selection", 1, 9))))
 
 
 def test_a_selection_that_is_no_floats_and_a_strange_type_are_named(level: str) -> None:
-    mixture = Mixture(Form(routing=Routing(32, 2), selected=True))
+    mixture = Mixture(Form(routing=Routing(32, 2), selected=True, gained=True))
     packed, _ = rig.weights_of("Q8_0", 1, 32)
-    views = [replace(packed, name="selection") if view.name == "selection" else view for view in mixture.views]
-    with pytest.raises(Unsupported, match="selection must be floats"):
-        rig.bind(rig.backend(level), mixture.ops, views)
+    for vector in ("selection", "gains"):
+        views = [replace(packed, name=vector) if view.name == vector else view for view in mixture.views]
+        with pytest.raises(Unsupported, match=f"{vector} must be floats"):
+            rig.bind(rig.backend(level), mixture.ops, views)
     strange = replace(mixture.op, kind="relu2")
     with pytest.raises(Unsupported, match="relu2"):
         rig.bind(rig.backend(level), [*mixture.ops[:2], strange], mixture.views)

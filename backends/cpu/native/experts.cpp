@@ -72,6 +72,8 @@ void weigh(const hs_experts &e, const float *scores, const int32_t *chosen, floa
         by /= sum > LEAST_SUM ? sum : LEAST_SUM;
     }
     for (int n = 0; n < e.used; n++) weights[n] *= by;
+    if (!e.gains) return;
+    for (int n = 0; n < e.used; n++) weights[n] *= e.gains[chosen[n]];
 }
 
 // Counts of pairs become where each expert's begin; the experts that have any are listed.

@@ -89,6 +89,7 @@ typedef struct hs_experts {
     float scale;
     int32_t reserved;
     const float *selection; /* [count], or null */
+    const float *gains;     /* [count], or null */
     hs_stack gate;
     hs_stack up;
     hs_stack down;
