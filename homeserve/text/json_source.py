@@ -1,4 +1,5 @@
-"""Reading a folder's tokenizer.json: the library builds the tokenizer, this file learns what the library does not tell.
+"""Reading a tokenizer.json, a folder's or one that a GGUF carries as a text: the library builds the tokenizer, this
+file learns what the library does not tell.
 
 That is: how tokens spell bytes (from the decoder), and whether BOS or EOS are put around a text (from the
 post-processor's template). Both are asked of the JSON itself.
@@ -51,36 +52,44 @@ def read_json(path: str) -> JsonTokenizer:
     try:
         with open(path, "rb") as file:
             raw = file.read(FILE_BYTES_MAX + 1)
-        if len(raw) > FILE_BYTES_MAX:
-            raise InvalidModelFile(path, "file", f"is larger than {FILE_BYTES_MAX >> 20} MiB")
-        root = msgspec.json.decode(raw, type=_Root)
     except OSError as error:
         raise InvalidModelFile(path, "file", f"cannot be read: {error.strerror}", fix=_FIX) from error
+    return parse_json(path, raw)
+
+
+def parse_json(path: str, raw: bytes, key: str = "") -> JsonTokenizer:
+    """The same of a text that lies under `key` of the file at `path`; without a key it is the file."""
+    where = f"key {key!r}" if key else "file"
+    if len(raw) > FILE_BYTES_MAX:
+        raise InvalidModelFile(path, where, f"is larger than {FILE_BYTES_MAX >> 20} MiB")
+    try:
+        root = msgspec.json.decode(raw, type=_Root)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidModelFile(path, "file", f"is no tokenizer.json: {error}", fix=_FIX) from error
+        raise InvalidModelFile(path, where, f"is no tokenizer.json: {error}", fix=_FIX) from error
     try:
         library = Library.from_buffer(raw)
     except Exception as error:  # the library raises bare `Exception`, so nothing narrower can be named
-        raise InvalidModelFile(path, "file", f"cannot be made into a tokenizer: {error}", fix=_FIX) from error
+        raise InvalidModelFile(path, where, f"cannot be made into a tokenizer: {error}", fix=_FIX) from error
     library.no_truncation()
     library.no_padding()
     before, after = _template(root.post_processor)
     return JsonTokenizer(
         library=library,
-        tokens=_tokens(path, library),
+        tokens=_tokens(path, library, key and where),
         special=frozenset(token.id for token in root.added_tokens if token.special),
         always=frozenset(token.id for token in root.added_tokens if not token.special),
-        byte_alphabet=_byte_alphabet(path, root.decoder),
+        byte_alphabet=_byte_alphabet(path, root.decoder, key and where),
         template_before=before,
         template_after=after,
     )
 
 
-def _tokens(path: str, library: Library) -> tuple[str, ...]:
+def _tokens(path: str, library: Library, where: str) -> tuple[str, ...]:
     ids = library.get_vocab(with_added_tokens=True)
     size = max(ids.values(), default=-1) + 1
     if not 0 < size <= TOKENS_MAX:
-        raise InvalidModelFile(path, "vocabulary", f"has {size} tokens (1 to {TOKENS_MAX} are allowed)", fix=_FIX)
+        what = f"has {size} tokens (1 to {TOKENS_MAX} are allowed)"
+        raise InvalidModelFile(path, where or "vocabulary", what, fix=_FIX)
     tokens = [""] * size
     for text, index in ids.items():
         tokens[index] = text
@@ -97,14 +106,14 @@ def _steps(part: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
     return [member for member in members if isinstance(member, dict)] if isinstance(members, list) else []
 
 
-def _byte_alphabet(path: str, decoder: dict[str, Any] | None) -> bool:
+def _byte_alphabet(path: str, decoder: dict[str, Any] | None, where: str) -> bool:
     kinds = [str(step.get("type")) for step in _steps(decoder, "decoders")]
     if "ByteLevel" in kinds:
         return True
     if {"ByteFallback", "Metaspace"} & set(kinds):
         return False
     what = f"decodes by {', '.join(kinds) or 'nothing'}; known: ByteLevel, ByteFallback, Metaspace"
-    raise InvalidModelFile(path, "decoder", what, fix="use a GGUF of the model")
+    raise InvalidModelFile(path, where or "decoder", what, fix="use a GGUF of the model")
 
 
 def _template(processor: dict[str, Any] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -11,6 +11,7 @@ Safe to use from several threads.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -25,13 +26,21 @@ from homeserve.errors import InvalidField, InvalidModelFile
 from homeserve.text import token_cache
 from homeserve.text.assembly import assemble, assemble_literal
 from homeserve.text.endings import end_ids
-from homeserve.text.json_source import read_json
+from homeserve.text.json_source import parse_json, read_json
 from homeserve.text.spelling import Spelling
-from homeserve.text.vocabulary import TokenType, Vocabulary, read_vocabulary
+from homeserve.text.vocabulary import (
+    WHOLE,
+    TokenType,
+    Vocabulary,
+    read_named_tokens,
+    read_vocabulary,
+    shortcoming,
+)
 
 # Read by the library at each batch: one text needs no pool of threads.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+_log = logging.getLogger("homeserve.text")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SLOW_MODELS = ("llama", "gemma4")
 """Vocabularies that take seconds to build when they are large, and are therefore cached."""
@@ -90,6 +99,9 @@ class Tokenizer:
     def from_checkpoint(cls, checkpoint: HasTokenizer, *, cache_dir: Path | None = None) -> Tokenizer:
         """Build from a GGUF's metadata or a folder's tokenizer.json. Takes 0.1 s and more: call it off the loop.
 
+        A GGUF may carry a whole tokenizer.json besides. Its own keys are what is taken all the same where they say all
+        that is needed; the carried one serves where they name a kind or a pre-tokenizer that is not known, or none.
+
         What is slow to build is kept below `cache_dir`; without one it is built each time.
 
         Raises InvalidModelFile: no tokenizer, an unknown kind or pre-tokenizer (named), or damaged data.
@@ -97,6 +109,9 @@ class Tokenizer:
         source = checkpoint.tokenizer
         if source.json_path is not None:
             return _from_json(source.json_path, source)
+        if WHOLE in source.metadata and (why := shortcoming(checkpoint.path, source.metadata)):
+            _log.warning("%s: %s; the tokenizer.json that it carries is used", checkpoint.path, why)
+            return _from_carried(checkpoint.path, source.metadata)
         if "tokenizer.ggml.model" not in source.metadata:
             fix = "add the model's tokenizer.json, or use a GGUF of it"
             raise InvalidModelFile(checkpoint.path, "tokenizer", "there is none in this model", fix=fix)
@@ -216,6 +231,30 @@ def _from_json(path: str, source: TokenizerSource) -> Tokenizer:
         named_end_ids=[*named, *([] if eos is None else [eos])],
         add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", bool(before))),
         add_eos=bool(metadata.get("tokenizer.ggml.add_eos_token", eos is not None and eos in after)),
+    )
+
+
+def _from_carried(path: str, metadata: Mapping[str, object]) -> Tokenizer:
+    """From the tokenizer.json that a GGUF carries as a text; which tokens begin and end a text its keys say."""
+    text = metadata[WHOLE]
+    if not isinstance(text, str):
+        raise InvalidModelFile(path, f"key {WHOLE!r}", "is not a text")
+    read = parse_json(path, text.encode("utf-8", "surrogatepass"), WHOLE)
+    named = read_named_tokens(path, metadata, read.tokens)
+    lookup = {token: index for index, token in enumerate(read.tokens)}
+    before = [lookup[token] for token in read.template_before if token in lookup]
+    after = [lookup[token] for token in read.template_after if token in lookup]
+    return Tokenizer(
+        read.library,
+        read.tokens,
+        special=read.special,
+        always=read.always,
+        byte_alphabet=read.byte_alphabet,
+        bos_id=named.bos_id if named.bos_id is not None or not before else before[0],
+        eos_id=named.eos_id,
+        named_end_ids=named.end_ids,
+        add_bos=bool(before) if named.add_bos is None else named.add_bos,
+        add_eos=named.eos_id in after if named.add_eos is None else named.add_eos,
     )
 
 

@@ -26,6 +26,8 @@ NOT_BUILT = {
 }
 """Tokenizer models that files may name and that cannot be built here, in a few words."""
 
+WHOLE = "tokenizer.huggingface.json"
+"""The key under which some files hold a whole tokenizer.json besides."""
 TOKENS_MAX = 1 << 22
 """Eight times the largest vocabularies that are in use, and what ids of 32 bits and a row of logits can bear."""
 MERGES_MAX = 1 << 22
@@ -143,6 +145,58 @@ def read_vocabulary(path: str, metadata: Mapping[str, object]) -> Vocabulary:
         add_space_prefix=usual.space_prefix and keys.flag("tokenizer.ggml.add_space_prefix", True),
         forms=_forms(keys, model),
     )
+
+
+def shortcoming(path: str, metadata: Mapping[str, object]) -> str:
+    """Why no tokenizer can be built that is surely the model's own, in a few words: its kind, or the way in which it
+    cuts text, is not told or not known. Empty where one can. Raises InvalidModelFile for keys of a wrong kind."""
+    keys = _Keys(path, metadata)
+    model = keys.text("tokenizer.ggml.model", "")
+    if model not in MODELS:
+        return f"the tokenizer model {model!r} cannot be built" if model else "no tokenizer model is named"
+    pre = keys.text("tokenizer.ggml.pre", "") if model == "gpt2" else None
+    if pre is None or pre in PRE_TOKENIZERS:
+        return ""
+    return f"the pre-tokenizer {pre!r} is not known" if pre else "no pre-tokenizer is named"
+
+
+@dataclass(frozen=True)
+class NamedTokens:
+    """What a GGUF's keys say of a tokenizer that they do not hold themselves; `add_*` None: nothing."""
+
+    bos_id: int | None
+    eos_id: int | None
+    end_ids: frozenset[int]
+    add_bos: bool | None
+    add_eos: bool | None
+
+
+def read_named_tokens(path: str, metadata: Mapping[str, object], tokens: Sequence[str]) -> NamedTokens:
+    """For a tokenizer of `tokens`, which must be those of the file's own list where it has one: ids index the rows of
+    its embeddings. Raises InvalidModelFile naming the key."""
+    keys = _Keys(path, metadata)
+    listed = keys.strings("tokenizer.ggml.tokens", TOKENS_MAX)
+    if listed:
+        _check_listed(keys, listed, tokens)
+    flags = (
+        keys.flag(name, False) if name in metadata else None
+        for name in ("tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token")
+    )
+    return NamedTokens(
+        keys.token("tokenizer.ggml.bos_token_id", len(tokens), None),
+        keys.token("tokenizer.ggml.eos_token_id", len(tokens), None),
+        keys.end_ids(len(tokens)),
+        *flags,
+    )
+
+
+def _check_listed(keys: _Keys, listed: tuple[str, ...], tokens: Sequence[str]) -> None:
+    if len(tokens) > len(listed):
+        raise keys.error(WHOLE, f"has {len(tokens)} tokens, tokenizer.ggml.tokens has {len(listed)}")
+    for index, token in enumerate(tokens):
+        if token and token != listed[index]:
+            what = f"token {index} is {token[:40]!r}, in tokenizer.ggml.tokens it is {listed[index][:40]!r}"
+            raise keys.error(WHOLE, what)
 
 
 def _model(keys: _Keys) -> str:
