@@ -96,6 +96,8 @@ def _whole(keys: Mapping[str, object], key: str) -> int:
 
 def _value(fields: _Fields, row: Row) -> object:
     """What a row gives, None for nothing."""
+    if row.when and not fields.flag(row.when, False):
+        return None
     name = next((name for name in (row.name, *row.other_names) if fields.values.get(name) is not None), row.name)
     match row.kind:
         case Kind.FLAG:

@@ -28,6 +28,7 @@ class Row:
     """`key` (after `<arch>.`) is what stands at `name` (or at the other names that a family's configs use for it).
 
     `default` is what `transformers` takes where a config leaves it out; None: nothing is said, if not `required`.
+    `when`: the setting that must be true for the row to count.
     """
 
     key: str
@@ -36,6 +37,7 @@ class Row:
     required: bool = True
     default: int | float | bool | None = None
     other_names: tuple[str, ...] = ()
+    when: str = ""
 
 
 class Form(Enum):

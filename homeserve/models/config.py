@@ -35,7 +35,8 @@ class DeltaFacts:
 
 @dataclass(frozen=True)
 class ExpertFacts:
-    """Of layers with experts: the numbers of `stages.Experts`. `shared_width` is 0 without a shared expert."""
+    """Of layers with experts: the numbers of `stages.Experts`. `shared_width` is 0 without a shared expert. `beside`: a
+    dense feed-forward of its own width, `ModelConfig.layer_ffn`, lies beside them."""
 
     count: int
     used: int
@@ -44,6 +45,12 @@ class ExpertFacts:
     func: RoutingFunc = RoutingFunc.SOFTMAX
     normalise: bool = True
     scale: float = 1.0
+    beside: bool = False
+
+    @property
+    def columns(self) -> int:
+        """Inner columns that one row runs."""
+        return self.used * self.width + self.shared_width
 
 
 @dataclass(frozen=True)
@@ -100,7 +107,9 @@ class ModelConfig:
 
     @property
     def ffn(self) -> int:
-        return max(self.layer_ffn)
+        """Inner columns of the feed-forwards that one row runs in a layer."""
+        beside = self.experts.columns if self.experts is not None and self.experts.beside else 0
+        return max(self.layer_ffn) + beside
 
     def is_windowed(self, layer: int) -> bool:
         return self.window > 0 and (not self.windowed or self.windowed[layer])
@@ -125,4 +134,7 @@ def settle(config: ModelConfig, tensor_names: Collection[str]) -> ModelConfig:
 
 NEXTN_JOIN = ".nextn.eh_proj.weight"
 """A file without it has no drafting block, whatever its keys say (repacked ones keep them)."""
-_DECIDING = (".bias", ".attn_v.weight", ".attn_qkv.weight", ".layer_output_scale.weight", NEXTN_JOIN)
+_DECIDING = (
+    *(".bias", ".attn_v.weight", ".attn_qkv.weight", ".layer_output_scale.weight", ".ffn_down_exps.scale"),
+    NEXTN_JOIN,
+)

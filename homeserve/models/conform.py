@@ -80,6 +80,7 @@ def check_updates(ops: Sequence[Op], *, owed: bool, handed_on: bool) -> None:
 
     `owed`: an update arrives with the residual. Raises DeclarationMismatch with the index of the op that breaks it.
     """
+    _check_held(ops)
     written_here = False
     for index, op in enumerate(ops):
         if isinstance(op, Norm | SelectRows) and op.src.name == "x":
@@ -104,10 +105,33 @@ def check_updates(ops: Sequence[Op], *, owed: bool, handed_on: bool) -> None:
         raise DeclarationMismatch("the last update is owed at the end of the model")
 
 
-def _writes_update(op: Op) -> bool:
+def _check_held(ops: Sequence[Op]) -> None:
+    """An output that waits is joined once, and the residual stays as it is in between."""
+    held = False
+    for index, op in enumerate(ops):
+        changes = getattr(op, "add", None) is not None or isinstance(op, SelectRows | Scale)
+        if held and (changes or (isinstance(op, AddGated) and op.into.name == "x")):
+            raise DeclarationMismatch(f"op {index} ({type(op).__name__}) changes the residual while an output waits")
+        writes = "held" in _written(op) and not isinstance(op, Norm)
+        joins = isinstance(op, AddGated) and op.src.name == "held"
+        if writes and held:
+            raise DeclarationMismatch(f"op {index} overwrites an output that nothing joined")
+        if joins and not held:
+            raise DeclarationMismatch(f"op {index} (AddGated) adds an output that does not wait")
+        held = writes or (held and not joins)
+    if held:
+        raise DeclarationMismatch("an output waits at the end, and nothing joined it")
+
+
+def _written(op: Op) -> list[str]:
+    """Names of the buffers that an op writes anew."""
     written = [part.out for part in op.parts] if isinstance(op, Linear) else [getattr(op, "out", None)]
+    return [buffer.name for buffer in written if buffer is not None]
+
+
+def _writes_update(op: Op) -> bool:
     fresh = not (isinstance(op, Norm) and op.src.name == "update")
-    return fresh and any(buffer is not None and buffer.name == "update" for buffer in written)
+    return fresh and "update" in _written(op)
 
 
 def _transforms_update(op: Op) -> bool:
@@ -123,6 +147,7 @@ def declared_facts(
     """A declared stage in the terms in which built ops can be read back."""
     facts: Facts = {"stage": stage_name(stage), "norm": stage.read.norm.value, "eps": stage.read.eps}
     facts |= {"update": stage.update.kind.value, "post_norm_eps": stage.update.post_norm_eps}
+    facts["joined_eps"] = stage.update.joined_eps
     facts["scales_residual"] = stage.update.scales_residual
     match stage:
         case Attention():
@@ -144,7 +169,7 @@ def declared_facts(
         case Experts():
             facts |= {name: getattr(stage, name) for name in ("count", "used", "width", "normalise", "scale", "shared")}
             facts |= {"func": stage.func.value, "activation": stage.activation.value}
-            facts["selection_bias"] = stage.selection_bias
+            facts |= {name: getattr(stage, name) for name in ("selection_bias", "router_eps", "gains")}
             facts["expert_biases"] = (stage.gate_bias, stage.up_bias, stage.down_bias)
             facts["router_bias"] = stage.router_bias
         case TokenInput():
@@ -175,11 +200,15 @@ def _first_column(part: str) -> int:
 
 
 def _starts_a_stage(op: Op) -> bool:
-    return isinstance(op, Norm | Linear) and op.src.name == ("x" if isinstance(op, Norm) else "embedded")
+    """A router's own norm of the residual is no start: it follows the experts'."""
+    if isinstance(op, Norm):
+        return op.src.name == "x" and op.out.name != "router_in"
+    return isinstance(op, Linear) and op.src.name == "embedded"
 
 
 def _stage_facts(ops: Sequence[Op]) -> Facts:
-    facts: Facts = {"stage": "unknown", "post_norm_eps": 0.0, "update": "none", "scales_residual": False}
+    facts: Facts = {"stage": "unknown", "post_norm_eps": 0.0, "joined_eps": 0.0, "update": "none"}
+    facts["scales_residual"] = False
     by_token = any(isinstance(op, EmbedRows) for op in ops)
     if by_token:
         facts |= {"stage": "token-input", "norm": "none", "eps": 0.0, "biases": _biases(ops)}
@@ -191,8 +220,12 @@ def _stage_facts(ops: Sequence[Op]) -> Facts:
                 facts |= {"width": table.cols, "first": _first_column(table.name)}
             case GatedActivation(kind=kind) if by_token:
                 facts["activation"] = kind
-            case Norm(src=src, eps=eps) if src.name == "update":
-                facts["post_norm_eps"] = eps
+            case Norm(src=src, eps=eps) if src.name in ("update", "held"):
+                facts["joined_eps" if facts["update"] == "join" else "post_norm_eps"] = eps
+            case Norm(out=out, eps=eps) if out.name == "router_in":
+                facts["router_eps"] = eps
+            case AddGated(src=src) if src.name == "held":
+                facts["update"] = "join"
             case Norm(eps=eps) if by_token:
                 facts["projection_eps"] = eps
             case Norm(eps=eps):
@@ -206,13 +239,13 @@ def _stage_facts(ops: Sequence[Op]) -> Facts:
                 if op.eps != facts.get("eps"):
                     facts["eps"] = (facts.get("eps"), op.eps)
             case ExpertsOp():
-                facts |= _experts_facts(op, ops)
+                facts |= _experts_facts(op, ops) | {"router_eps": facts.get("router_eps", 0.0)}
             case GatedActivation(kind=kind, out=out) if not any(isinstance(other, ExpertsOp) for other in ops):
                 facts |= {"stage": "dense", "activation": kind, "width": out.width, "biases": _biases(ops)}
             case _ if not isinstance(op, Linear | RopeStore | GatedActivation | AddGated):
                 facts["stage"] = type(op).__name__
-        if _writes_update(op):
-            facts["update"] = "add"
+        if _writes_update(op) or "held" in _written(op):
+            facts["update"] = "add" if _writes_update(op) else "hold"
     return facts
 
 
@@ -242,7 +275,7 @@ def _experts_facts(op: ExpertsOp, ops: Sequence[Op]) -> Facts:
     routing = op.routing
     facts: Facts = {"stage": "experts", "count": routing.experts, "used": routing.used, "func": routing.func}
     facts |= {"normalise": routing.normalise, "scale": routing.scale, "activation": op.kind}
-    facts["selection_bias"] = routing.selection is not None
+    facts |= {"selection_bias": routing.selection is not None, "gains": routing.gains is not None}
     facts["width"] = op.gate.height if op.gate.height == op.up.height == op.down.weight.cols else 0
     facts["expert_biases"] = tuple(matrix.bias is not None for matrix in (op.gate, op.up, op.down))
     parts = [part for each in ops if isinstance(each, Linear) for part in each.parts]
@@ -250,7 +283,7 @@ def _experts_facts(op: ExpertsOp, ops: Sequence[Op]) -> Facts:
     facts["shared"] = None
     for act in ops:
         if isinstance(act, GatedActivation):
-            added = [each for each in ops if isinstance(each, AddGated)]
+            added = [each for each in ops if isinstance(each, AddGated) and each.src.name == "shared_out"]
             gated = len(added) == 1 and added[0].gate is not None
             facts["shared"] = SharedExpert(act.out.width, gated) if added else "computed and not added"
     return facts

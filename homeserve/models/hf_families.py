@@ -90,6 +90,21 @@ _LLAMA = FamilyRules(
     layer_tensors=_ATTENTION | _SECOND_NORM | _DENSE,
     must_equal={**_SILU, **_NO_PARTIAL_ROPE},
 )
+_MIXTRAL = replace(
+    _LLAMA,
+    rows=(
+        *_LLAMA.rows,
+        Row("expert_count", "num_local_experts", default=8, other_names=("num_experts",)),
+        Row("expert_used_count", "num_experts_per_tok", default=2),
+    ),
+    layer_tensors=_ATTENTION | _SECOND_NORM | {"block_sparse_moe.gate": "ffn_gate_inp"},
+    experts={
+        "block_sparse_moe.experts.*.w1.weight": "ffn_gate_exps.weight",
+        "block_sparse_moe.experts.*.w2.weight": "ffn_down_exps.weight",
+        "block_sparse_moe.experts.*.w3.weight": "ffn_up_exps.weight",
+    },
+    rope_base=1e6,
+)
 _QWEN2 = replace(
     _LLAMA, arch="qwen2", rows=(*_CORE, _FEED_FORWARD), must_equal={**_SILU, **_NO_PARTIAL_ROPE, **_NO_WINDOW}
 )
@@ -265,6 +280,9 @@ _GEMMA4 = replace(
         Row("final_logit_softcapping", "final_logit_softcapping", Kind.CAP, required=False),
         Row("attention.shared_kv_layers", "num_kv_shared_layers", Kind.SOME, required=False),
         Row("embedding_length_per_layer_input", "hidden_size_per_layer_input", Kind.SOME, default=256),
+        Row("expert_count", "num_experts", when="enable_moe_block"),
+        Row("expert_used_count", "top_k_experts", when="enable_moe_block"),
+        Row("expert_feed_forward_length", "moe_intermediate_size", when="enable_moe_block"),
     ),
     tensors={
         **_TENSORS,
@@ -277,9 +295,19 @@ _GEMMA4 = replace(
         "per_layer_input_gate": "inp_gate",
         "per_layer_projection": "proj",
         "post_per_layer_input_norm": "post_norm",
+        "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+        "post_feedforward_layernorm_1": "post_ffw_norm_1",
+        "post_feedforward_layernorm_2": "post_ffw_norm_2",
+        "router.proj": "ffn_gate_inp",
     },
-    bare={"layer_scalar": (Place("layer_output_scale.weight"),)},
-    must_equal={**_GELU, "enable_moe_block": (False, None)},
+    bare={
+        "layer_scalar": (Place("layer_output_scale.weight"),),
+        "router.scale": (Place("ffn_gate_inp.scale"),),
+        "router.per_expert_scale": (Place("ffn_down_exps.scale"),),
+        "experts.gate_up_proj": (Place("ffn_gate_up_exps.weight"),),
+        "experts.down_proj": (Place("ffn_down_exps.weight"),),
+    },
+    must_equal=_GELU,
     plus_one=frozenset(),
     rope_dims=0.25,
     wide_heads=512,
@@ -343,6 +371,7 @@ FAMILIES: Mapping[str, FamilyRules] = {
     "gpt_oss": _GPT_OSS,
     "llama": _LLAMA,
     "mistral": _LLAMA,
+    "mixtral": _MIXTRAL,
     "qwen2": _QWEN2,
     "qwen2_moe": _QWEN2_MOE,
     "qwen3": _QWEN3,

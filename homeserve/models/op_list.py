@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from backends.base import AddGated, Buffer, KvLayer, LinearPart, Norm, Op, Scale, StateLayer
-from homeserve.models.stages import Stage
+from homeserve.models.stages import Stage, UpdateKind
 from homeserve.models.tensors import TensorSource
 
 
@@ -28,6 +28,7 @@ class OpList:
         self.x = Buffer("x", hidden)
         self.update = Buffer("update", hidden)
         self.normed = Buffer("normed", hidden)
+        self.held = Buffer("held", hidden)
         self.embedded = Buffer("embedded", hidden)
         self.owed: Buffer | None = self.update if owed else None
         self._buffers: dict[str, Buffer] = {}
@@ -54,16 +55,28 @@ class OpList:
         if (owed := self.settle_owed()) is not None:
             self.add(AddGated(owed, self.x))
 
+    def target(self, stage: Stage) -> Buffer:
+        """Where the stage leaves its output."""
+        return self.held if stage.update.kind is UpdateKind.HOLD else self.update
+
     def owe(self, stage: Stage, names: Mapping[str, str], post_norm: str) -> None:
-        """The stage is done, its output in `update`: normalised here where it declares so, then owed; or added here
-        where the residual takes a factor."""
+        """The stage is done, its output in `target`: normalised here where it declares so, then owed; or added here
+        where the residual takes a factor. One that waits is joined by the next stage's."""
+        target = self.target(stage)
         if stage.update.post_norm_eps:
-            weight = self.source.take(names[post_norm], 1, self.hidden)
-            self.add(Norm(self.update, weight, stage.update.post_norm_eps, self.update))
+            self._norm_behind(target, names[post_norm], stage.update.post_norm_eps)
+        if stage.update.kind is UpdateKind.HOLD:
+            return
+        if stage.update.kind is UpdateKind.JOIN:
+            self.add(AddGated(self.held, self.update))
+            self._norm_behind(self.update, names["ffn_joined_norm"], stage.update.joined_eps)
         self.owed = self.update
         if stage.update.scales_residual:
             self.settle_here()
             self.add(Scale(self.x, self.source.take(names["layer_output_scale"], 1, 1)))
+
+    def _norm_behind(self, buffer: Buffer, weight: str, eps: float) -> None:
+        self.add(Norm(buffer, self.source.take(weight, 1, self.hidden), eps, buffer))
 
     def settle_owed(self) -> Buffer | None:
         """What the next reader has to add."""

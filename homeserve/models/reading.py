@@ -35,7 +35,7 @@ def read_core(
         if query % kv:
             raise keys.error("attention.head_count_kv", f"{query} query heads cannot share {kv} kv heads evenly")
     head_dim = _head_dim(keys, hidden, heads[0])
-    routed = (experts.used * experts.width + experts.shared_width,) * blocks if experts else None
+    routed = (experts.columns,) * blocks if experts and not experts.beside else None
     return ModelConfig(
         arch=keys.arch,
         layers=blocks - nextn,
@@ -124,9 +124,15 @@ def read_delta(keys: Keys, *, tiled: bool) -> DeltaFacts:
 
 
 def read_experts(
-    keys: Keys, *, func: RoutingFunc = RoutingFunc.SOFTMAX, normalise: bool = True, shared: bool = False
+    keys: Keys,
+    *,
+    func: RoutingFunc = RoutingFunc.SOFTMAX,
+    normalise: bool = True,
+    shared: bool = False,
+    beside: bool = False,
 ) -> ExpertFacts:
-    """Experts of an architecture whose files need not say how they are routed. `shared`: it has a shared expert."""
+    """Experts of an architecture whose files need not say how they are routed. `shared`: it has a shared expert;
+    `beside`: they lie beside a dense feed-forward, whose width is no expert's."""
     count = keys.integer("expert_count")
     if keys.integer("expert_group_count", 0, low=0) > 1:
         field = keys.key("expert_group_count")
@@ -135,7 +141,8 @@ def read_experts(
     if named and named not in GATING:
         field = keys.key("expert_gating_func")
         raise UnsupportedModel(f"{field} is {named}; known: {', '.join(map(str, GATING))}", field=field)
-    width = keys.same("expert_feed_forward_length", None if keys.has("expert_feed_forward_length") else _ffn(keys))
+    own = beside or keys.has("expert_feed_forward_length")
+    width = keys.same("expert_feed_forward_length", None if own else _ffn(keys))
     return ExpertFacts(
         count=count,
         used=keys.same("expert_used_count", high=count),
@@ -144,7 +151,13 @@ def read_experts(
         func=GATING.get(named, func),
         normalise=keys.flag("expert_weights_norm", normalise),
         scale=keys.number("expert_weights_scale", 0.0, low=-1e-9) or 1.0,
+        beside=beside,
     )
+
+
+def has_experts(keys: Keys) -> bool:
+    """Of an architecture whose files may have experts or not."""
+    return keys.integer("expert_count", 0, low=0) > 0
 
 
 def _ffn(keys: Keys) -> int | None:

@@ -30,7 +30,7 @@ from backends.base import Experts as ExpertsOp
 from homeserve.errors import UnsupportedModel
 from homeserve.models.config import TOKEN_INPUT
 from homeserve.models.op_list import OpList
-from homeserve.models.stages import Attention, Dense, Experts, GatedDeltaNet, SharedExpert, TokenInput
+from homeserve.models.stages import Attention, Dense, Experts, GatedDeltaNet, SharedExpert, TokenInput, UpdateKind
 
 Names = Mapping[str, str]
 
@@ -214,27 +214,40 @@ def dense(out: OpList, stage: Dense, names: Names) -> None:
     )
     out.add(Linear(out.normed, parts))
     out.add(GatedActivation(gate, up, act, kind=stage.activation.value))
-    out.add(Linear(act, (out.part(names, "ffn_down", stage.width, out.update, stage.down_bias),)))
+    out.add(Linear(act, (out.part(names, "ffn_down", stage.width, out.target(stage), stage.down_bias),)))
     out.owe(stage, names, "ffn_post_norm")
 
 
 def experts(out: OpList, stage: Experts, names: Names) -> None:
-    router = out.buffer("router", stage.count)
-    out.read(stage, names["ffn_norm"])
+    router, shared_logit = out.buffer("router", stage.count), None
+    # Beside another feed-forward they have norms of their own.
+    norms = "ffn_experts" if stage.update.kind is UpdateKind.JOIN else "ffn"
+    out.read(stage, names[f"{norms}_norm"])
     routed = [out.part(names, "ffn_gate_inp", out.hidden, router, stage.router_bias)]
-    shared_logit = None
     if stage.shared is not None and stage.shared.gated:
         shared_logit = out.buffer("shared_logit", 1)
         routed.append(out.part(names, "ffn_gate_inp_shexp", out.hidden, shared_logit))
-    out.add(Linear(out.normed, tuple(routed)))
+    out.add(Linear(_router_input(out, stage, names), tuple(routed)))
     selection = out.source.take(names["exp_probs_b"], 1, stage.count) if stage.selection_bias else None
-    routing = Routing(stage.count, stage.used, stage.func.value, stage.normalise, stage.scale, selection)
+    gains = out.source.take(names["ffn_down_exps.scale"], 1, stage.count) if stage.gains else None
+    routing = Routing(stage.count, stage.used, stage.func.value, stage.normalise, stage.scale, selection, gains)
     gate, up = _gate_and_up(out, stage, names)
     down = _expert_matrix(out, names, "ffn_down_exps", stage.count, out.hidden, stage.width, stage.down_bias)
     out.add(ExpertsOp(out.normed, router, out.update, routing, gate, up, down, kind=stage.activation.value))
     if stage.shared is not None:
         _shared_expert(out, stage, stage.shared, names, shared_logit)
-    out.owe(stage, names, "ffn_post_norm")
+    out.owe(stage, names, f"{norms}_post_norm")
+
+
+def _router_input(out: OpList, stage: Experts, names: Names) -> Buffer:
+    """What the router reads: what the experts do, or the residual by a norm of the router's own."""
+    if not stage.router_eps:
+        return out.normed
+    assert stage.shared is None or not stage.shared.gated, "one input for both logits"
+    own = out.buffer("router_in", out.hidden)
+    weight = out.source.take_scaled(names["ffn_gate_inp.scale"], out.hidden, 1.0 / math.sqrt(out.hidden))
+    out.add(Norm(out.x, weight, stage.router_eps, own))
+    return own
 
 
 def _shared_expert(out: OpList, stage: Experts, shared: SharedExpert, names: Names, logit: Buffer | None) -> None:

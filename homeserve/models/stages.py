@@ -27,9 +27,16 @@ class NormKind(Enum):
 
 
 class UpdateKind(Enum):
-    """How a stage's output enters the residual stream. ADD: residual += output."""
+    """How a stage's output enters the residual stream.
+
+    ADD    residual += output
+    HOLD   the output waits for the next stage of the layer, which reads the same residual
+    JOIN   residual += rms(output that waits + output)
+    """
 
     ADD = "add"
+    HOLD = "hold"
+    JOIN = "join"
 
 
 class Activation(Enum):
@@ -60,10 +67,11 @@ class Read:
 class Update:
     """How a stage's output updates the residual. `post_norm_eps` > 0: the output is normalised first (RMS, by the stage
     itself, so that no other rank ever has to). `scales_residual`: the sum of the residual and the output is multiplied
-    by a weight of one value, so that nothing is owed after it."""
+    by a weight of one value, so that nothing is owed after it. `joined_eps`: of the norm of a JOIN."""
 
     kind: UpdateKind = UpdateKind.ADD
     post_norm_eps: float = 0.0
+    joined_eps: float = 0.0
     scales_residual: bool = False
 
 
@@ -220,6 +228,9 @@ class Experts:
 
     func, normalise, scale   how the router's logits become weights (`backends.base.Routing`)
     selection_bias           a value for each expert that counts in choosing only
+    router_eps               > 0: the router reads the residual by a norm of its own, of this epsilon, whose weights are
+                             divided by sqrt(hidden)
+    gains                    a number for each expert that its output is multiplied by
     router_bias, *_bias      which matrices have biases
     """
 
@@ -232,6 +243,8 @@ class Experts:
     normalise: bool = True
     scale: float = 1.0
     selection_bias: bool = False
+    router_eps: float = 0.0
+    gains: bool = False
     router_bias: bool = False
     gate_bias: bool = False
     up_bias: bool = False

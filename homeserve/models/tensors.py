@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from backends.base import TensorView, Weight
-from homeserve.checkpoint.safetensors_forms import MadeView
+from backends.quant import QuantType
+from homeserve.checkpoint.safetensors_forms import FLOATS, MadeView, scaled
 from homeserve.errors import InvalidModelFile, UnsupportedModel
 
 SOURCE = "model"
@@ -64,6 +65,14 @@ class TensorSource:
             raise InvalidModelFile(SOURCE, name, f"is of type {view.type.name}, a type without blocks is needed")
         self.taken[name] = replace(view, rows=1, cols=rows * cols)
         return Weight(name, 1, rows * cols)
+
+    def take_scaled(self, name: str, length: int, factor: float) -> Weight:
+        """A vector of floats times `factor`, as `TENSOR[scaled]`."""
+        view, part = self.checked(name, 1, length), f"{name}[scaled]"
+        if view.type not in FLOATS:
+            raise InvalidModelFile(SOURCE, name, f"is of type {view.type.name}, floats are needed")
+        self.taken[part] = MadeView(part, QuantType.F32, 1, length, lambda: scaled(view, factor))
+        return Weight(part, 1, length)
 
     def take_columns(self, name: str, first: int, end: int, rows: int, cols: int) -> Weight:
         """Columns first..end of a tensor that must be `[rows, cols]`, as `TENSOR[,first:end]`: made when it is read, so

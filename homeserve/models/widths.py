@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from backends.base import TensorView
-from homeserve.models.stages import Attention, Dense, Experts, GatedDeltaNet, RopeFacts, Stage, TokenInput
+from homeserve.models.stages import Attention, Dense, Experts, GatedDeltaNet, RopeFacts, Stage, TokenInput, UpdateKind
 
 _LANES = 16
 _BLOCK_COLUMNS = 32
@@ -69,8 +69,12 @@ def _buffers(stage: Stage, hidden: int) -> Iterable[tuple[str, int]]:
             yield from ((name, stage.value_heads) for name in ("delta_beta", "delta_alpha"))
         case Dense():
             yield from ((name, stage.width) for name in ("gate", "up", "act"))
+            if stage.update.kind is UpdateKind.HOLD:
+                yield "held", hidden
         case Experts():
             yield "router", stage.count
+            if stage.router_eps:
+                yield "router_in", hidden
             if stage.shared is not None:
                 yield "shared_out", hidden
                 yield from ((name, stage.shared.width) for name in ("shared_gate", "shared_up", "shared_act"))

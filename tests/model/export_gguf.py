@@ -24,6 +24,7 @@ ARCHS = {
     "gpt_oss": "gpt-oss",
     "llama": "llama",
     "mistral": "llama",
+    "mixtral": "llama",
     "qwen2": "qwen2",
     "qwen2_moe": "qwen2moe",
     "qwen3": "qwen3",
@@ -41,6 +42,11 @@ NAMES = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
     "self_attn.o_proj": "attn_output",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "router.proj": "ffn_gate_inp",
     "mlp.gate": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
@@ -64,6 +70,7 @@ OUTSIDE = {
     "model.per_layer_model_projection": "per_layer_model_proj",
     "model.per_layer_projection_norm": "per_layer_proj_norm",
 }
+EXPERT_PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
 PATTERNS = (
     (r"self_attn\.([qkv])_proj", r"attn_\1"),
     (r"self_attn\.([qk])_norm", r"attn_\1_norm"),
@@ -122,7 +129,7 @@ def _metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
         "attention.value_length": head_dim,
         "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
         "expert_count": config.get("num_local_experts") or config.get("num_experts"),
-        "expert_used_count": config.get("num_experts_per_tok"),
+        "expert_used_count": config.get("num_experts_per_tok") or config.get("top_k_experts"),
         "expert_feed_forward_length": config.get("moe_intermediate_size")
         or (config["intermediate_size"] if arch == "gpt-oss" else None),
         "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
@@ -204,9 +211,10 @@ def _tensors(folder: Path, config: dict[str, Any], arch: str) -> Iterator[tuple[
                 yield from _outside(name, values, arch)
                 continue
             block, rest = f"blk.{layer[1]}.", layer[2]
-            expert = re.fullmatch(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight", rest)
+            expert = re.fullmatch(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight", rest)
             if expert:
-                stacks.setdefault(f"{block}ffn_{expert[2]}_exps.weight", {})[int(expert[1])] = values
+                part = EXPERT_PARTS.get(expert[2], expert[2].removesuffix("_proj"))
+                stacks.setdefault(f"{block}ffn_{part}_exps.weight", {})[int(expert[1])] = values
             else:
                 yield from ((block + role, each) for role, each in _inside(rest, values, config, arch))
     for name, stack in stacks.items():
@@ -228,6 +236,14 @@ def _inside(rest: str, values: np.ndarray, config: dict[str, Any], arch: str) ->
     match rest:
         case "layer_scalar":
             yield "layer_output_scale.weight", values
+        case "router.scale":
+            yield "ffn_gate_inp.scale", values
+        case "router.per_expert_scale":
+            yield "ffn_down_exps.scale", values
+        case "experts.gate_up_proj":
+            yield "ffn_gate_up_exps.weight", values
+        case "experts.down_proj":
+            yield "ffn_down_exps.weight", values
         case "self_attn.sinks":
             yield "attn_sinks.weight", values
         case "linear_attn.A_log":

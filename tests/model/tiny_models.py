@@ -84,6 +84,12 @@ _GEMMA4_TOKEN_INPUTS = {
     "num_kv_shared_layers": 2,
     "use_double_wide_mlp": True,
 }
+_GEMMA4_EXPERTS = {
+    "enable_moe_block": True,
+    "moe_intermediate_size": 64,
+    "num_experts": 8,
+    "top_k_experts": 3,
+}
 _GEMMA4_WITHOUT_V = {
     "hidden_size_per_layer_input": 0,
     "attention_k_eq_v": True,
@@ -118,6 +124,7 @@ MODELS: dict[str, Tiny] = {
     "llama_yarn": _tiny("Llama", rope(10000.0, **_YARN)),
     "llama_linear": _tiny("Llama", rope(10000.0, rope_type="linear", factor=3.0)),
     "mistral_window": _tiny("Mistral", rope(10000.0), head_dim=24, sliding_window=9),
+    "mixtral": _tiny("Mixtral", rope(1e6), num_local_experts=8, num_experts_per_tok=3),
     "qwen2": _tiny("Qwen2", rope(1e6)),
     "qwen2_yarn": _tiny("Qwen2", rope(1e6, **_YARN)),
     "qwen2_moe": _tiny("Qwen2Moe", rope(1e6), _EXPERTS, _SHARED),
@@ -147,6 +154,10 @@ MODELS: dict[str, Tiny] = {
     "gemma3_scaled": _tiny("Gemma3", _GEMMA3, config="Gemma3TextConfig", query_pre_attn_scalar=20),
     "gemma4": _tiny("Gemma4", _GEMMA4, _GEMMA4_TOKEN_INPUTS, config="Gemma4TextConfig"),
     "gemma4_without_v": _tiny("Gemma4", _GEMMA4, _GEMMA4_WITHOUT_V, config="Gemma4TextConfig"),
+    "gemma4_experts": _tiny("Gemma4", _GEMMA4, _GEMMA4_WITHOUT_V, _GEMMA4_EXPERTS, config="Gemma4TextConfig"),
+    "gemma4_experts_token_inputs": _tiny(
+        "Gemma4", _GEMMA4, _GEMMA4_TOKEN_INPUTS, _GEMMA4_EXPERTS, config="Gemma4TextConfig"
+    ),
     "gpt_oss": _tiny("GptOss", _GPT_OSS, rope(150000.0, **_YARN, truncate=True)),
     "gpt_oss_ramp": _tiny("GptOss", _GPT_OSS, rope(150000.0, **_YARN, truncate=False)),
 }

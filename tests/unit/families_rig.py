@@ -25,7 +25,7 @@ from homeserve.models import registry
 from homeserve.models.bind import Bound, bind
 from homeserve.models.config import TOKEN_INPUT, ModelConfig, settle
 from homeserve.models.family import Family
-from homeserve.models.stages import Attention, Dense, Experts, GatedDeltaNet, Stage, TokenInput
+from homeserve.models.stages import Attention, Dense, Experts, GatedDeltaNet, Stage, TokenInput, UpdateKind
 
 GOLDEN = Path(__file__).parent.parent / "data" / "golden"
 HIDDEN, VOCAB, ROWS = 32, 40, 7
@@ -54,21 +54,20 @@ _DELTA = {
 }
 _WINDOW = {"attention.sliding_window": 3, "attention.sliding_window_pattern": 2}
 _YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 8.0, "rope.scaling.original_context_length": 4096}
+_GEMMA4 = {
+    "attention.key_length_swa": 8,
+    "attention.shared_kv_layers": 0,
+    "final_logit_softcapping": 30.0,
+    "rope.freq_base": 1e6,
+}
 METADATA: dict[str, dict[str, Any]] = {
     "gemma2": _HEADS | _DENSE | _WINDOW,
     "gemma3": _HEADS | _DENSE | _WINDOW | {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
-    "gemma4": _HEADS
-    | _DENSE
-    | _WINDOW
-    | {
-        "attention.key_length_swa": 8,
-        "attention.shared_kv_layers": 0,
-        "embedding_length_per_layer_input": 8,
-        "final_logit_softcapping": 30.0,
-        "rope.freq_base": 1e6,
-    },
+    "gemma4": _HEADS | _DENSE | _WINDOW | _GEMMA4 | {"embedding_length_per_layer_input": 8},
+    "gemma4-experts": _HEADS | _DENSE | _WINDOW | _GEMMA4 | _EXPERTS,
     "gpt-oss": _HEADS | _EXPERTS | _WINDOW | _YARN,
     "llama": _DENSE,
+    "llama-experts": {"feed_forward_length": 24, "expert_count": 4, "expert_used_count": 2},
     "qwen2": _DENSE,
     "qwen2moe": _SHARED,
     "qwen3": _HEADS | _DENSE,
@@ -77,7 +76,14 @@ METADATA: dict[str, dict[str, Any]] = {
     "qwen35moe": _HEADS | _SHARED | _DELTA,
     "qwen3next": _HEADS | _SHARED | _DELTA,
 }
-"""What each family's files say beside the core, without the prefix."""
+"""What each family's files say beside the core, without the prefix: by architecture, or by a form of one."""
+FORMS = {"gemma4-experts": "gemma4", "llama-experts": "llama"}
+"""Forms of an architecture that differ in their stages -> the architecture."""
+NAMES = (*registry.known(), *FORMS)
+
+
+def family_of(name: str) -> Family:
+    return registry.family(FORMS.get(name, name))
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,7 @@ STACKS = {
 
 
 def stacks_of(arch: str) -> list[str]:
-    drafts = registry.family(arch).nextn_facts is not None
+    drafts = family_of(arch).nextn_facts is not None
     return [name for name, stack in STACKS.items() if drafts or not stack.nextn]
 
 
@@ -111,15 +117,16 @@ def metadata(arch: str, stack: Stack, **changes: Any) -> dict[str, Any]:
         keys["nextn_predict_layers"] = stack.nextn
     keys |= {name.replace("__", "."): value for name, value in changes.items()}
     blocks = keys["block_count"]
-    if arch == "gemma4" and "attention__head_count_kv" not in changes:
+    known = FORMS.get(arch, arch)
+    if known == "gemma4" and "attention__head_count_kv" not in changes:
         keys["attention.head_count_kv"] = [(2, 1)[layer % 2] for layer in range(blocks)]
-    return {f"{arch}.{name}": value for name, value in keys.items()}
+    return {f"{known}.{name}": value for name, value in keys.items()}
 
 
 @functools.cache
 def made(arch: str, stack: Stack, rank_of: tuple[int, ...] = ()) -> tuple[Family, ModelConfig, Tensors]:
     """A family, a config and all tensors (not to be changed). `rank_of[layer]` seeds a layer's weights."""
-    family = registry.family(arch)
+    family = family_of(arch)
     config = family.config_from(metadata(arch, stack))
     return family, config, tensors_of(family, config, stack, rank_of)
 
@@ -137,8 +144,9 @@ def tensors_of(family: Family, config: ModelConfig, stack: Stack, rank_of: tuple
         shapes |= dict(zip(TOKEN_INPUT, sizes, strict=True))
     if family.name == "gemma4":
         shapes["rope_freqs.weight"] = (1, config.rope.dims // 2)
-        scales = frozenset(f"blk.{layer}.layer_output_scale.weight" for layer in range(config.layers))
-        config = replace(config, optional=scales)
+        scales = ("layer_output_scale.weight", *(("ffn_down_exps.scale",) if config.experts else ()))
+        optional = frozenset(f"blk.{layer}.{scale}" for layer in range(config.layers) for scale in scales)
+        config = replace(config, optional=optional)
     for layer in range(config.layers + config.nextn):
         names = family.tensor_names(config, layer)
         declared = family.stage_facts(config, layer)
@@ -172,6 +180,9 @@ def _roles(stage: Stage, config: ModelConfig, stack: Stack) -> Iterator[tuple[st
     """Role and shape of each tensor that a declared stage needs: from the declarations, not the builder."""
     mixer = isinstance(stage, Attention | GatedDeltaNet)
     which = "attn" if mixer else "ffn"
+    if stage.update.kind is UpdateKind.JOIN:
+        which = "ffn_experts"
+        yield "ffn_joined_norm", (1, HIDDEN)
     if stage.update.scales_residual:
         yield "layer_output_scale", (1, 1)
     if isinstance(stage, TokenInput):
@@ -223,6 +234,10 @@ def _attention_roles(stage: Attention, stack: Stack) -> Iterator[tuple[str, tupl
 
 def _expert_roles(stage: Experts, stack: Stack) -> Iterator[tuple[str, tuple[int, int]]]:
     yield "ffn_gate_inp", (stage.count, HIDDEN)
+    if stage.router_eps:
+        yield "ffn_gate_inp.scale", (1, HIDDEN)
+    if stage.gains:
+        yield "ffn_down_exps.scale", (1, stage.count)
     if stage.router_bias:
         yield "ffn_gate_inp.bias", (1, stage.count)
     matrices = [("ffn_gate_exps", stage.width, HIDDEN), ("ffn_up_exps", stage.width, HIDDEN)]
@@ -363,7 +378,7 @@ def settled(family: Family, config: ModelConfig, tensors: Tensors) -> ModelConfi
 
 if __name__ == "__main__":
     GOLDEN.mkdir(exist_ok=True)
-    for arch in registry.known():
+    for arch in NAMES:
         text = json.dumps(golden_of(arch), indent=0, ensure_ascii=False)
         (GOLDEN / f"{arch}.json").write_text(text + "\n")
         sys.stdout.write(f"{arch}: {len(text)} bytes\n")

@@ -251,10 +251,20 @@ def test_layers_that_see_everything_have_heads_of_their_own() -> None:
     assert hf_config.rope_factors("config.json", {}, FAMILIES["gemma3"]) is None
 
 
+def test_experts_count_where_their_block_is_on() -> None:
+    numbers = {"num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 64}
+    on = metadata(GEMMA4 | WIDE | numbers | {"enable_moe_block": True})
+    wanted = {"expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 64}
+    assert {key: on[f"gemma4.{key}"] for key in wanted} == wanted
+    for off in ({}, {"enable_moe_block": False}, {"enable_moe_block": None}):
+        assert not {f"gemma4.{key}" for key in wanted} & metadata(GEMMA4 | WIDE | numbers | off).keys()
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"enable_moe_block": True}, "enable_moe_block"),
+        ({"enable_moe_block": True}, "num_experts: is missing"),
+        ({"enable_moe_block": 1}, "enable_moe_block"),
         ({"per_layer_config": {"5": {"head_dim": 64}, "4": {"head_dim": 32}}}, "2 widths"),
         ({"per_layer_config": {"5": {"sliding_window": 3}}}, r"per_layer_config\.5"),
         ({"global_head_dim": 1 << 30}, "global_head_dim.*limit"),
@@ -382,6 +392,11 @@ def test_stacked_experts_are_views_and_hold_the_same_matrices(rewrite: Write) ->
     assert np.array_equal(whole[:, 1].reshape(-1, 64), values(up))
     assert np.array_equal(values(down), values(one_by_one.tensors["blk.2.ffn_down_exps.weight"]))
     assert isinstance(gate, MadeView) and gate.nbytes == gate.data.nbytes and gate.data is not gate.data
+    pieces = list(gate.pieces())
+    assert [piece.nbytes for piece in pieces] == [gate.nbytes // 8] * 8 and not any(
+        each.flags.owndata for each in pieces
+    )
+    assert np.array_equal(np.concatenate(pieces), gate.data)
 
 
 def test_a_wrapped_model_is_read_without_its_other_parts(rewrite: Write) -> None:
@@ -455,6 +470,7 @@ def test_experts_in_4_bits_mean_the_same_numbers(rewrite: Write) -> None:
         for part, dense in wanted.items():
             view = opened.tensors[f"blk.{layer}.ffn_{part}_exps.weight"]
             assert (view.type, view.rows, view.cols) == (QuantType.MXFP4, 4 * 64, 64) and isinstance(view, MadeView)
+            assert [each.nbytes for each in view.pieces()] == [view.nbytes // 4] * 4
             got = dequantize(view.data.reshape(view.rows, -1), GGMLQuantizationType.MXFP4)
             assert np.array_equal(got, dense.reshape(-1, 64)), part
 

@@ -103,8 +103,9 @@ def test_a_long_hostile_value_does_not_fill_the_error() -> None:
 
 
 def test_experts_and_unknown_scaling_are_refused_by_name() -> None:
-    with pytest.raises(UnsupportedModel, match="llama.expert_count is 8"):
-        config(expert_count=8)
+    dense = {key.replace("llama.", "qwen3."): value for key, value in LLAMA.items()}
+    with pytest.raises(UnsupportedModel, match="qwen3.expert_count is 8"):
+        registry.family("qwen3").config_from(dense | {"qwen3.expert_count": 8})
     with pytest.raises(UnsupportedModel, match="longrope"):
         config(rope__scaling__type="longrope")
     with pytest.raises(UnsupportedModel, match="value_length"):

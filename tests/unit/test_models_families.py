@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -34,17 +35,17 @@ from homeserve.models.shape import shape_of
 from homeserve.models.stages import LinearScaling, YarnScaling
 from homeserve.models.tensors import TensorSource
 
-ARCHS = registry.known()
-HYBRIDS = [arch for arch in ARCHS if registry.family(arch).nextn_facts is not None]
+ARCHS = rig.NAMES
+HYBRIDS = [arch for arch in registry.known() if registry.family(arch).nextn_facts is not None]
 FOUR, FUSED, DRAFTING = rig.STACKS["four"], rig.STACKS["four, fused"], rig.STACKS["three, nextn"]
 
 
 def config_of(arch: str, stack: rig.Stack = FOUR, **changes: Any) -> ModelConfig:
-    return registry.family(arch).config_from(rig.metadata(arch, stack, **changes))
+    return rig.family_of(arch).config_from(rig.metadata(arch, stack, **changes))
 
 
 def mixers(arch: str, config: ModelConfig) -> list[Any]:
-    return [registry.family(arch).stage_facts(config, layer)[0] for layer in range(config.layers)]
+    return [rig.family_of(arch).stage_facts(config, layer)[0] for layer in range(config.layers)]
 
 
 def dense(tensor: TensorView) -> np.ndarray:
@@ -162,9 +163,9 @@ def test_a_ramp_of_parts_of_pairs_is_another_one() -> None:
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_pairing_is_the_family_s_unless_the_checkpoint_says_otherwise(arch: str) -> None:
-    assert config_of(arch).rope.interleaved == (arch == "llama")
+    assert config_of(arch).rope.interleaved == arch.startswith("llama")
     keys = rig.metadata(arch, FOUR) | {"homeserve.rope_interleaved": False}
-    assert not registry.family(arch).config_from(keys).rope.interleaved
+    assert not rig.family_of(arch).config_from(keys).rope.interleaved
 
 
 def test_only_a_part_of_a_head_turns_in_hybrids() -> None:
@@ -203,13 +204,13 @@ def test_fused_tensors_equal_their_parts(arch: str) -> None:
 
 def _taken_apart(config: ModelConfig, family: Any, tensors: dict[str, TensorView]) -> dict[str, TensorView]:
     for layer in range(config.layers):
-        mixer, feed, *_ = family.stage_facts(config, layer)
+        mixer, *feeds = family.stage_facts(config, layer)
         if isinstance(mixer, stages.Attention):
             whole = dense(tensors.pop(f"blk.{layer}.attn_qkv.weight"))
             q, kv = mixer.heads * mixer.q_step, mixer.kv_heads * mixer.head_dim
             for role, rows in zip("qkv", np.split(whole, [q, q + kv]), strict=True):
                 tensors[f"blk.{layer}.attn_{role}.weight"] = view(f"blk.{layer}.attn_{role}.weight", rows)
-        if isinstance(feed, stages.Experts):
+        for feed in (each for each in feeds if isinstance(each, stages.Experts)):
             for end in ("weight", "bias"):
                 if f"blk.{layer}.ffn_gate_up_exps.{end}" not in tensors:
                     continue
@@ -296,9 +297,53 @@ def test_without_inputs_by_token_their_tensors_are_unknown() -> None:
     assert not [op for op in bind(family, plain, bare).ops if getattr(op, "src", None) == "embedded"]
 
 
-def test_experts_beside_a_dense_part_are_refused() -> None:
-    with pytest.raises(UnsupportedModel, match=r"gemma4\.expert_count is 8"):
-        config_of("gemma4", expert_count=8)
+def test_experts_beside_a_dense_part_read_the_same_residual_by_norms_of_their_own() -> None:
+    """x + rms(rms(dense(rms(x))) + rms(experts(rms(x)))), and a router that reads x by a third norm."""
+    family, config, tensors = rig.made("gemma4-experts", FOUR)
+    bound = bind(family, config, tensors)
+    norms = [op for op in bound.ops if isinstance(op, Norm) and op.weight.name.startswith("blk.1.")]
+    assert [(op.weight.name[6:], op.src.name, op.out.name, op.add is not None) for op in norms[2:]] == [
+        ("ffn_norm.weight", "x", "normed", True),
+        ("post_ffw_norm_1.weight", "held", "held", False),
+        ("pre_ffw_norm_2.weight", "x", "normed", False),
+        ("ffn_gate_inp.scale[scaled]", "x", "router_in", False),
+        ("post_ffw_norm_2.weight", "update", "update", False),
+        ("post_ffw_norm.weight", "update", "update", False),
+    ]
+    routing = ops_of(bound, Experts)[0].routing
+    assert (routing.func, routing.normalise, routing.gains.name) == ("softmax", True, "blk.0.ffn_down_exps.scale")
+    factors = dense(bound.weights["blk.1.ffn_gate_inp.scale[scaled]"])
+    assert np.allclose(factors, dense(tensors["blk.1.ffn_gate_inp.scale"]) / math.sqrt(rig.HIDDEN), rtol=1e-6)
+    told = config_of("gemma4-experts", embedding_length_per_layer_input=8)
+    assert [stages.stage_name(stage) for stage in family.stage_facts(told, 0)] == [
+        *("attention", "dense", "experts", "token-input")
+    ]
+
+
+@pytest.mark.parametrize("part", ["pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2", "ffn_gate_inp", "ffn_gate"])
+def test_a_half_of_two_feed_forwards_is_damaged(part: str) -> None:
+    family, config, tensors = rig.made("gemma4-experts", FOUR)
+    name = f"blk.2.{part}.weight"
+    with pytest.raises(InvalidModelFile, match=re.escape(f"{name}: is missing")):
+        bind(family, config, {of: each for of, each in tensors.items() if of != name})
+
+
+def test_experts_without_numbers_of_their_own_are_all_worth_the_same() -> None:
+    family, config, tensors = rig.made("gemma4-experts", FOUR)
+    left = {name: each for name, each in tensors.items() if not name.endswith("exps.scale")}
+    ones = {f"blk.{layer}.ffn_down_exps.scale": np.ones(4) for layer in range(4)}
+    even = rig.run(bind(family, config, left | {name: view(name, each) for name, each in ones.items()}))["logits"]
+    plain = bind(family, config, left)
+    assert ops_of(plain, Experts)[0].routing.gains is None
+    assert np.array_equal(rig.run(plain)["logits"], even)
+    assert np.abs(rig.run(bind(family, config, tensors))["logits"] - even).max() > 1e-3
+
+
+def test_the_width_of_the_dense_part_is_no_experts_width() -> None:
+    with pytest.raises(InvalidModelFile, match="expert_feed_forward_length"):
+        config_of("gemma4-experts", expert_feed_forward_length=None)
+    config = config_of("llama-experts")
+    assert config.experts is not None and config.experts.width == 24, "where nothing is dense, it is"
 
 
 # ----------------------------------------------------------------------------------------------------------- experts
@@ -552,9 +597,9 @@ def test_fused_projections_count_their_share_of_kv() -> None:
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_inner_width_is_what_one_token_computes(arch: str) -> None:
     config = config_of(arch)
-    assert config.ffn == {0: 48, 24: 48}[config.experts.width if config.experts else 0] + (
-        config.experts.shared_width if config.experts else 0
-    )
+    routed = 2 * 24 + config.experts.shared_width if config.experts else 0
+    dense = 48 if config.experts is None or arch == "gemma4-experts" else 0
+    assert config.ffn == dense + routed
 
 
 @pytest.mark.parametrize("arch", ARCHS)
