@@ -34,7 +34,7 @@ from budget.wish import PAGE
 from homeserve.errors import HomeserveError, SettingError, WorkerOutOfMemory
 from homeserve.instances import Record, check_ready_file, remove_ready_file, write_atomically
 from homeserve.kernels import check_kernels
-from homeserve.memory import MemoryWatch
+from homeserve.memory import MemoryWatch, return_freed_heap
 from homeserve.model_facts import ModelFacts, find_model, read_model
 from homeserve.server.context import LoadProgress, ModelInfo, ServerContext, State
 from homeserve.server.port import is_loopback, listen, url_of
@@ -426,7 +426,9 @@ async def _cancel(task: asyncio.Task[None]) -> None:
 def _build_tokenizer(checkpoint: Checkpoint, cache: Path) -> Tokenizer:
     from homeserve.text.tokenizer import Tokenizer
 
-    return Tokenizer.from_checkpoint(checkpoint, cache_dir=cache)
+    tokenizer = Tokenizer.from_checkpoint(checkpoint, cache_dir=cache)
+    return_freed_heap()
+    return tokenizer
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
