@@ -16,6 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import kernel_rig as rig
+import kernel_sanitized as sanitized
 import kernel_simde as simde
 
 LEVELS = ("baseline", "avx2", "avx512", "avx512vnni")
@@ -26,6 +27,8 @@ _selected: pytest.StashKey[bool] = pytest.StashKey()
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_passed] = Counter()
     config.stash[_selected] = False
+    if rig.SANITIZED:
+        sanitized.open_gaps()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -57,6 +60,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     passed = config.stash[_passed]
     if not passed:
         return
+    if rig.SANITIZED:
+        terminalreporter.write_line(f"kernel cases under the sanitizers: {sum(passed.values())}")
+        return
     terminalreporter.write_line("kernel cases: " + " ".join(f"{level}={passed[level]}" for level in LEVELS))
     emulated = [f"{level}={passed[rig.SIMDE + level]}" for level in simde.LEVELS]
     terminalreporter.write_line(f"kernel cases through SIMDe: {' '.join(emulated)}")
@@ -64,7 +70,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A run of the whole folder in which a level of this CPU had no case is no success."""
-    whole = not session.config.option.keyword and not session.config.option.collectonly
+    whole = not (session.config.option.keyword or session.config.option.collectonly or rig.SANITIZED)
     if not (session.config.stash[_selected] and whole) or session.exitstatus != pytest.ExitCode.OK:
         return
     missing = [level for level in rig.native_levels() if not session.config.stash[_passed][level]]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import gguf
+import kernel_sanitized
 import kernel_simde
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +62,8 @@ NO_KV = KvPool((), 0, QuantType.F16)
 
 SIMDE = "simde-"
 """Prefix of a level that runs through SIMDe."""
+SANITIZED = os.environ.get(kernel_sanitized.LIBRARY, "")
+"""The library of a run under the sanitizers."""
 
 
 def native_levels() -> tuple[str, ...]:
@@ -71,7 +74,10 @@ def native_levels() -> tuple[str, ...]:
 
 
 def tested_levels() -> tuple[str, ...]:
-    """Native levels, and through SIMDe the AVX-512 levels that this CPU lacks, where SIMDe is there."""
+    """Native levels, and through SIMDe the AVX-512 levels that this CPU lacks, where SIMDe is there; in a run under the
+    sanitizers the one level of that library."""
+    if SANITIZED:
+        return (kernel_sanitized.LEVEL,)
     native = native_levels()
     if os.environ.get("HOMESERVE_ISA") or kernel_simde.why_not():
         return native
@@ -82,7 +88,9 @@ def tested_levels() -> tuple[str, ...]:
 def backend(level: str, threads: int = 2) -> CpuBackend:
     """One backend per level and thread count for the whole run; their threads sleep between calls."""
     name = level.removeprefix(SIMDE)
-    if name == level:
+    if SANITIZED:
+        opened = CpuBackend(OpenOptions(threads=threads, extra={"library": SANITIZED}))
+    elif name == level:
         opened = CpuBackend(OpenOptions(threads=threads, isa=level))
     else:
         opened = CpuBackend(OpenOptions(threads=threads, extra={"library": str(kernel_simde.libraries()[name])}))
