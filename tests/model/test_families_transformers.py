@@ -97,7 +97,7 @@ def test_our_gguf_gives_the_logits_of_transformers(
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", ["gemma3", "gpt_oss", "qwen3_5_moe", "qwen3_next"])
+@pytest.mark.parametrize("name", ["gemma3", "gemma4_experts", "gpt_oss", "mixtral", "qwen3_5_moe", "qwen3_next"])
 def test_folders_of_16_bits(
     open_model: Opener, measured: Callable[[str], None], tmp_path: Path, name: str, dtype: str
 ) -> None:

@@ -224,6 +224,17 @@ GEMMA4: dict[str, Any] = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     },
 }
+ROUTED = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 64}
+MIXTRAL: dict[str, Any] = {
+    "model_type": "mixtral",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 100,
+}
 WIDE = {"per_layer_config": {"5": {"head_dim": 64, "num_key_value_heads": 1}}}
 
 
@@ -251,13 +262,21 @@ def test_layers_that_see_everything_have_heads_of_their_own() -> None:
     assert hf_config.rope_factors("config.json", {}, FAMILIES["gemma3"]) is None
 
 
+def test_mixtral_is_a_llama_with_experts() -> None:
+    found = metadata(MIXTRAL)
+    wanted = {"expert_count": 8, "expert_used_count": 2, "feed_forward_length": 96, "rope.freq_base": 1e6}
+    assert {key: found[f"llama.{key}"] for key in wanted} == wanted, "what transformers takes"
+    assert metadata(MIXTRAL | {"num_local_experts": 4})["llama.expert_count"] == 4
+    with pytest.raises(InvalidModelFile, match="num_experts_per_tok"):
+        metadata(MIXTRAL | {"num_experts_per_tok": "two"})
+
+
 def test_experts_count_where_their_block_is_on() -> None:
-    numbers = {"num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 64}
-    on = metadata(GEMMA4 | WIDE | numbers | {"enable_moe_block": True})
+    on = metadata(GEMMA4 | WIDE | ROUTED)
     wanted = {"expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 64}
     assert {key: on[f"gemma4.{key}"] for key in wanted} == wanted
-    for off in ({}, {"enable_moe_block": False}, {"enable_moe_block": None}):
-        assert not {f"gemma4.{key}" for key in wanted} & metadata(GEMMA4 | WIDE | numbers | off).keys()
+    for off in ({"enable_moe_block": False}, {"enable_moe_block": None}):
+        assert not {f"gemma4.{key}" for key in wanted} & metadata(GEMMA4 | WIDE | ROUTED | off).keys()
 
 
 @pytest.mark.parametrize(
@@ -335,7 +354,7 @@ STRANGE: list[Any] = [
 @pytest.mark.parametrize("round", range(500 if SLOW else 4))
 def test_mutated_configs_are_read_or_refused(round: int) -> None:
     rng = random.Random(SEED * 7919 + round)
-    configs = [of_fixture(name, {}) for name in FOLDERS] + [GEMMA4 | WIDE]
+    configs = [*(of_fixture(name, {}) for name in FOLDERS), GEMMA4 | WIDE, GEMMA4 | WIDE | ROUTED, MIXTRAL]
     for _ in range(60):
         config = json.loads(json.dumps(rng.choice(configs)))
         for _ in range(rng.randint(1, 3)):

@@ -239,7 +239,9 @@ def test_the_logits_are_what_the_last_op_writes(last: str) -> None:
 COUNT, USED, WIDTH, HIDDEN = 6, 3, 5, 7
 
 
-def routed(logits: np.ndarray, routing: Routing, selection: np.ndarray | None) -> dict[int, float]:
+def routed(
+    logits: np.ndarray, routing: Routing, selection: np.ndarray | None, gains: np.ndarray | None
+) -> dict[int, float]:
     """One row's experts and weights, chosen by sorting pairs."""
     match routing.func:
         case "softmax":
@@ -257,7 +259,7 @@ def routed(logits: np.ndarray, routing: Routing, selection: np.ndarray | None) -
     if routing.normalise:
         total = max(sum(weights.values()), 6.1035e-5)
         weights = {e: w / total for e, w in weights.items()}
-    return {e: w * routing.scale for e, w in weights.items()}
+    return {e: w * routing.scale * (1.0 if gains is None else float(gains[e])) for e, w in weights.items()}
 
 
 @pytest.mark.parametrize("kind", GATES)
@@ -270,15 +272,16 @@ def routed(logits: np.ndarray, routing: Routing, selection: np.ndarray | None) -
         Routing(COUNT, USED, "sigmoid", scale=2.5, selection=Weight("chooser", 1, COUNT)),
         Routing(COUNT, USED, "chosen", normalise=False),
         Routing(COUNT, 1, "softmax", normalise=False, selection=Weight("chooser", 1, COUNT)),
+        Routing(COUNT, USED, scale=0.5, gains=Weight("gains", 1, COUNT)),
     ],
-    ids=["softmax", "raw", "sigmoid", "chosen", "one"],
+    ids=["softmax", "raw", "sigmoid", "chosen", "one", "gains"],
 )
 def test_experts(routing: Routing, fused: bool, kind: str) -> None:
     src, logits, out = Buffer("src", HIDDEN), Buffer("logits", COUNT), Buffer("out", HIDDEN)
     pitch = 2 * WIDTH if fused else WIDTH
     stack, biases = normal(COUNT * 2 * WIDTH, HIDDEN), normal(COUNT * 2 * WIDTH)
     down, down_bias = normal(COUNT * HIDDEN, WIDTH), normal(COUNT * HIDDEN)
-    weights = {"down": down, "down_b": down_bias, "chooser": normal(COUNT)}
+    weights = {"down": down, "down_b": down_bias, "chooser": normal(COUNT), "gains": normal(COUNT)}
     gates, ups, gate_bias, up_bias = (
         part
         for whole in (stack.reshape(COUNT, 2, WIDTH, HIDDEN), biases.reshape(COUNT, 2, WIDTH))
@@ -304,7 +307,8 @@ def test_experts(routing: Routing, fused: bool, kind: str) -> None:
     for row in range(rows):
         x, want = given["src"][row], np.zeros(HIDDEN)
         selection = weights["chooser"] if routing.selection else None
-        for e, weight in routed(given["logits"][row], routing, selection).items():
+        gains = weights["gains"] if routing.gains else None
+        for e, weight in routed(given["logits"][row], routing, selection, gains).items():
             g, u = gates[e] @ x + gate_bias[e], ups[e] @ x + up_bias[e]
             inner = np.array([act(kind, a, b) for a, b in zip(g, u, strict=True)])
             want += weight * (down.reshape(COUNT, HIDDEN, WIDTH)[e] @ inner + down_bias.reshape(COUNT, HIDDEN)[e])
