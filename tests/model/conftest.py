@@ -48,27 +48,29 @@ class Model:
     kv_type: str = "f32"
     lane_pages: int = 16
     extra: Mapping[str, str] = field(default_factory=dict)
+    threads: int = 2
+    lanes: int = LANES
 
     def __post_init__(self) -> None:
         self.checkpoint = checkpoint.open(self.path, registry.folder_families)
         family = registry.family(self.checkpoint.arch)
         self.config = family.config_from(self.checkpoint.metadata)
         self.bound = bind(family, self.config, self.checkpoint.tensors)
-        self.backend = open_backend(self.backend_name, OpenOptions(threads=2, extra=self.extra))
+        self.backend = open_backend(self.backend_name, OpenOptions(threads=self.threads, extra=self.extra))
         assert self.backend.facts.backend == self.backend_name
-        pages = LANES * self.lane_pages
+        pages = self.lanes * self.lane_pages
         self.program = self.backend.bind(
             self.bound.ops,
             self.bound.weights,
             self.bound.kv_pool(pages * PAGE_LEN, QuantType[self.kv_type.upper()]),
-            Limits(rows=ROWS, logit_rows=ROWS, lanes=LANES, lane_pages=self.lane_pages),
+            Limits(rows=ROWS, logit_rows=ROWS, lanes=self.lanes, lane_pages=self.lane_pages),
             lambda *_: None,
-            StatePool(self.bound.state_layers, LANES + SPARE if self.bound.state_layers else 0),
+            StatePool(self.bound.state_layers, self.lanes + SPARE if self.bound.state_layers else 0),
         )
-        self.states = np.arange(LANES, dtype=np.int32)[::-1].copy()
+        self.states = np.arange(self.lanes, dtype=np.int32)[::-1].copy()
         rng = np.random.default_rng(7)
         order = np.stack([rng.permutation(pages) for _ in range(1 + len(self.bound.windows))])
-        self.tables = order.astype(np.int32).reshape(-1, LANES, self.lane_pages)
+        self.tables = order.astype(np.int32).reshape(-1, self.lanes, self.lane_pages)
 
     def run(self, pieces: Sequence[tuple[int, int, Sequence[int]]], wanted: Sequence[int] | None = None) -> np.ndarray:
         """Logits of rows `wanted` (all by default) of one batch. A piece is (lane, first position, tokens)."""
@@ -91,7 +93,7 @@ class Model:
 
     def greedy(self, prompts: Sequence[Sequence[int]], steps: int) -> list[Greedy]:
         """Continue all prompts together, one lane each, always with the likeliest token."""
-        assert len(prompts) <= LANES
+        assert len(prompts) <= self.lanes
         rows = [self.run([(lane, 0, prompt)], [len(prompt) - 1])[0] for lane, prompt in enumerate(prompts)]
         found = [Greedy([], np.empty((steps, len(rows[0])), np.float32)) for _ in prompts]
         for step in range(steps):
@@ -108,7 +110,7 @@ class Model:
         self.tables[:, target, :pages] = self.tables[:, source, :pages]
         if self.bound.state_layers:
             kept, given = int(self.states[source]), int(self.states[target])
-            self.program.copy_states([(kept, LANES), (LANES, given)])
+            self.program.copy_states([(kept, self.lanes), (self.lanes, given)])
 
     def close(self) -> None:
         self.program.close()
