@@ -47,6 +47,7 @@ _WIDTHS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Distances from the best, in logits over temperature, at which to look for the end of a prefix."""
 _SHELL_LEN = 512
 _HALVINGS_MAX = 40
+_RUN_LEN = 256
 _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -149,12 +150,29 @@ def _adjusted(logits: Floats, sampling: Sampling, counts: TokenCounts | None, ge
 
 def _drawn(z: Floats, best: float, sampling: Sampling, chance: float) -> int:
     ids, weights = _filtered(z, best, sampling)
-    edges = np.cumsum(weights, dtype=np.float64)
-    total = edges[-1]
-    index = int(edges.searchsorted(chance * total, side="right"))
-    # The product may round up to the whole; the last token with any weight is meant then.
-    index = min(index, int(edges.searchsorted(total, side="left")))
+    index = _place(weights, chance)
     return index if ids is None else int(ids[index])
+
+
+def _place(weights: Floats, chance: float) -> int:
+    """Index of the weight that `chance` of all of them falls on. Never one without any weight.
+
+    First the run of `_RUN_LEN` weights, by the sums of the runs, then the place in it. NumPy adds up a run many numbers
+    at a time; a running sum of a whole vocabulary makes its additions one after the other.
+    """
+    whole = len(weights) // _RUN_LEN * _RUN_LEN
+    sums = weights[:whole].reshape(-1, _RUN_LEN).sum(axis=1, dtype=np.float64)
+    ends = np.cumsum(np.append(sums, weights[whole:].sum(dtype=np.float64)))
+    run = _first_beyond(ends, chance * float(ends[-1]))
+    before = float(ends[run - 1]) if run else 0.0
+    first = run * _RUN_LEN
+    edges = before + np.cumsum(weights[first : first + _RUN_LEN], dtype=np.float64)
+    return first + _first_beyond(edges, chance * float(ends[-1]))
+
+
+def _first_beyond(edges: Floats, target: float) -> int:
+    # The target may be rounded up to the whole; the last place with any weight is meant then.
+    return min(int(edges.searchsorted(target, side="right")), int(edges.searchsorted(edges[-1], side="left")))
 
 
 def _filtered(z: Floats, best: float, sampling: Sampling) -> tuple[Ids | None, Floats]:

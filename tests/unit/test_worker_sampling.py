@@ -119,6 +119,21 @@ def test_a_large_vocabulary_is_cut_exactly(scale: float) -> None:
     assert set(ids.tolist()) <= set(order[: count + 1].tolist())
 
 
+@pytest.mark.parametrize("vocab", (1, 255, 256, 257, 1000, 2048))
+def test_the_drawn_token_is_the_place_in_a_running_sum(vocab: int) -> None:
+    """Whatever the vocabulary's length, and with long stretches that cannot be drawn at its start, middle and end."""
+    z = np.random.default_rng(vocab).standard_normal(vocab).astype(np.float32)
+    for first, last in ((0, 300), (520, 800), (900, 2048)):
+        if last - first < vocab:
+            z[first:last] = -np.inf
+    sampling = Sampling(temperature=0.7, seed=9)
+    edges = np.cumsum(np.exp((z.astype(np.float64) - z.max()) / 0.7))
+    for position in range(300):
+        token = draw(z, sampling, None, position, 0)
+        assert token == int(edges.searchsorted(uniform(9, position) * edges[-1], side="right"))
+        assert z[token] > -np.inf
+
+
 def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     z = np.log(np.array([0.5, 0.25, 0.125, 0.0625, 0.0625], np.float32))
     for sampling, expected in (
