@@ -31,11 +31,20 @@ NAMES = {
     "per_layer_input_gate": "inp_gate",
     "per_layer_projection": "proj",
     "post_per_layer_input_norm": "post_norm",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
+    "router.proj": "ffn_gate_inp",
+    "experts.gate_up_proj": "ffn_gate_up_exps",
+    "experts.down_proj": "ffn_down_exps",
+    "layer_scalar": "layer_output_scale",
     "self_attn.o_proj": "attn_output",
     **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
     **{f"self_attn.{part}_norm": f"attn_{part}_norm" for part in "qk"},
     **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
 }
+BARE = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
+ROUTED = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 40}
 GLOBAL = {
     "embed_tokens": "token_embd",
     "norm": "output_norm",
@@ -48,6 +57,8 @@ FORMS = {
     "v from k": {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
     "inputs by token": {"hidden_size_per_layer_input": 16},
     "shared kv": {"hidden_size_per_layer_input": 16, "num_kv_shared_layers": 3},
+    "experts": {"hidden_size_per_layer_input": 0, **ROUTED},
+    "experts and inputs by token": {"hidden_size_per_layer_input": 16, "num_kv_shared_layers": 3, **ROUTED},
     "all of it": {
         "hidden_size_per_layer_input": 16,
         "num_kv_shared_layers": 3,
@@ -83,7 +94,7 @@ class Made:
         with torch.no_grad():
             for name, weights in model.named_parameters():
                 noise = torch.randn_like(weights)
-                weights.copy_(1 + 0.2 * noise if "norm" in name else 0.1 * noise)
+                weights.copy_(1 + 0.2 * noise if "norm" in name or "scale" in name else 0.1 * noise)
             for name, value in model.named_buffers():
                 if name.endswith("layer_scalar"):
                     value.copy_(0.5 + torch.rand_like(value))
@@ -99,7 +110,7 @@ class Made:
             stem = name.removeprefix("model.").removesuffix(".weight")
             if stem.startswith("layers."):
                 _, layer, part = stem.split(".", 2)
-                target = f"blk.{layer}.{'layer_output_scale' if part == 'layer_scalar' else NAMES[part]}.weight"
+                target = f"blk.{layer}.{BARE[part] if part in BARE else f'{NAMES[part]}.weight'}"
             else:
                 target = f"{GLOBAL[stem]}.weight"
             yield target, _view(target, values.numpy())
@@ -134,6 +145,8 @@ class Made:
             "final_logit_softcapping": 30.0,
             "vocab_size": VOCAB,
         }
+        if "num_experts" in form:
+            keys |= {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 40}
         return {f"gemma4.{name}": value for name, value in keys.items()}
 
     def bound(self, layers: range | None = None) -> Bound:
@@ -141,7 +154,7 @@ class Made:
 
 
 def _view(name: str, values: np.ndarray) -> TensorView:
-    dense = np.atleast_2d(np.ascontiguousarray(values, np.float32))
+    dense = np.ascontiguousarray(values, np.float32).reshape(-1, values.shape[-1])
     return TensorView(name, QuantType.F32, *dense.shape, np.frombuffer(dense.tobytes(), np.uint8))
 
 
@@ -204,8 +217,9 @@ def test_logits_are_those_of_transformers(form: str) -> None:
     assert len(made.bound().kv_layers) == LAYERS - FORMS[form].get("num_kv_shared_layers", 0)
 
 
-def test_ranks_in_a_row_are_the_whole_model() -> None:
-    made = Made(FORMS["inputs by token"])
+@pytest.mark.parametrize("form", ["inputs by token", "experts"])
+def test_ranks_in_a_row_are_the_whole_model(form: str) -> None:
+    made = Made(FORMS[form])
     whole = run(made, [range(LAYERS)])
     for cut in (1, 3, 5):
         assert np.array_equal(run(made, [range(cut), range(cut, LAYERS)]), whole)

@@ -328,6 +328,17 @@ def test_a_half_of_two_feed_forwards_is_damaged(part: str) -> None:
         bind(family, config, {of: each for of, each in tensors.items() if of != name})
 
 
+@pytest.mark.parametrize("kind", [QuantType.F32, QuantType.F16])
+def test_a_scaled_vector_is_made_of_floats(kind: QuantType) -> None:
+    dtype = {QuantType.F32: np.float32, QuantType.F16: np.float16}[kind]
+    stored = TensorView("t", kind, 1, 3, np.array([1, -2, 4], dtype).view(np.uint8))
+    source = TensorSource({"t": stored, "packed": TensorView("packed", QuantType.Q8_0, 1, 32, np.zeros(34, np.uint8))})
+    made = source.taken[source.take_scaled("t", 3, 0.5).name]
+    assert (made.type, made.nbytes) == (QuantType.F32, 12) and dense(made).tolist() == [[0.5, -1.0, 2.0]]
+    with pytest.raises(InvalidModelFile, match="packed: is of type Q8_0, floats are needed"):
+        source.take_scaled("packed", 32, 0.5)
+
+
 def test_experts_without_numbers_of_their_own_are_all_worth_the_same() -> None:
     family, config, tensors = rig.made("gemma4-experts", FOUR)
     left = {name: each for name, each in tensors.items() if not name.endswith("exps.scale")}
