@@ -350,6 +350,16 @@ def test_experts_without_numbers_of_their_own_are_all_worth_the_same() -> None:
     assert np.abs(rig.run(bind(family, config, tensors))["logits"] - even).max() > 1e-3
 
 
+def test_a_gguf_with_a_tensor_for_each_expert_is_refused_by_name() -> None:
+    """As the first converters of Mixtral wrote them."""
+    family, config, tensors = rig.made("llama-experts", FOUR)
+    name = "blk.1.ffn_up_exps.weight"
+    matrices = np.split(dense(tensors[name]), 4)
+    apart = {f"blk.1.ffn_up.{e}.weight": view(f"blk.1.ffn_up.{e}.weight", each) for e, each in enumerate(matrices)}
+    with pytest.raises(InvalidModelFile, match=re.escape(f"{name}: is missing")):
+        bind(family, config, {of: each for of, each in tensors.items() if of != name} | apart)
+
+
 def test_the_width_of_the_dense_part_is_no_experts_width() -> None:
     with pytest.raises(InvalidModelFile, match="expert_feed_forward_length"):
         config_of("gemma4-experts", expert_feed_forward_length=None)
