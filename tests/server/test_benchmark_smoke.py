@@ -1,0 +1,77 @@
+"""scripts/bench from end to end, real servers on both sides: the columns of its CSV and its JSON, and a resumed run.
+
+The peer is a homeserve too, which the benchmark can compare with; no figure is judged.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCH = Path(__file__).parents[2] / "scripts" / "benchmarks" / "bench.py"
+TESTS = ("pp512", "ttft512", "tg@0", "conc8")
+LIMITS = ("read_gb_s", "int16_gop_s", "int8_gop_s")
+COLUMNS = "date,commit,device,command,engine,version,isa,settings,model,quant,threads,test,unit,run,value"
+ROW = {"engine", "version", "isa", "settings", "model", "quant", "test", "unit", "layout", "draft", "runs", "median"}
+RATIO = {"test", "model", "quant", "pairs", "median", "low", "high", "goal", "met"}
+
+
+def bench(folder: Path, *arguments: str, code: int = 0) -> str:
+    """What it printed."""
+    peer = folder / "homeserve"
+    peer.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m homeserve "$@"\n')
+    peer.chmod(0o755)
+    environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
+    command = [sys.executable, str(BENCH), "--peer", str(peer), "--no-realtime", *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
+    assert done.returncode == code, done.stderr[-4000:]
+    return done.stdout + done.stderr
+
+
+@pytest.mark.timeout(400)
+def test_columns_of_csv_and_json_and_a_resumed_run(smollm2: str, tmp_path: Path) -> None:
+    wanted = ("--model", smollm2, "--tests", "pp512,tg@0,conc8", "--repeat", "1", "--answer", "4")
+    printed = bench(tmp_path, *wanted, "--resume", "runs.csv", "--json", "found.json")
+    assert "| prefill, 512 tokens | tok/s |" in printed
+    lines = (tmp_path / "runs.csv").read_text().splitlines()
+    assert lines[0] == COLUMNS
+    rows = list(csv.DictReader(lines))
+    assert {row["test"] for row in rows if row["engine"] == "homeserve"} == set(TESTS)
+    assert {row["test"] for row in rows if row["engine"] == "homeserve-peer"} == set(TESTS)
+    assert {row["test"] for row in rows if row["engine"] == "machine"} == {*LIMITS, "bytes_per_token", "ops_per_token"}
+    assert all(row["commit"] and row["device"] and float(row["value"]) > 0 for row in rows)
+    check(json.loads((tmp_path / "found.json").read_text()))
+    bench(tmp_path, *wanted, "--resume", "runs.csv")
+    assert (tmp_path / "runs.csv").read_text().splitlines() == lines
+
+
+def check(found: dict[str, Any]) -> None:
+    assert set(found) == {"schema", "commit", "date", "command", "device", "models"} and found["schema"] == 2
+    assert set(found["device"]) == {"cpu", "threads", *LIMITS}
+    (model,) = found["models"]
+    assert set(model) == {"model", "quant", "peer", "limits", "rows", "ratios", "searched"}
+    assert [ratio["test"] for ratio in model["ratios"]] == ["pp512", "tg@0", "conc8", "ttft512"]
+    assert all(set(ratio) == RATIO and ratio["median"] > 0 for ratio in model["ratios"])
+    assert all(ROW <= set(row) and row["runs"] == 1 for row in model["rows"])
+    decode = next(row for row in model["rows"] if (row["engine"], row["test"]) == ("homeserve", "tg@0"))
+    assert decode["of_limit"]["read_gb_s"] > 0 and decode["isa"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--tests", "pp513"), "no such test: pp513; there is pp512"),
+        (("--models", "falcon"), "no such model: falcon; there is SmolLM2"),
+        (("--model", "none.gguf"), "none.gguf"),
+    ],
+)
+def test_what_is_not_there_is_said(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+    printed = bench(tmp_path, *arguments, code=1)
+    assert words in printed and "Traceback" not in printed
