@@ -183,6 +183,8 @@ class Scheduler:
     def on_issued(self, draft: Draft, seq: int) -> None:
         """The draft became plan `seq`. Every draft must."""
         self._flight[seq] = draft
+        for sequence in draft.named:  # what these rows still saw, the next plan may give to others
+            self._tables.advance(sequence)
         for sequence, computed, slot in draft.saves:
             sequence.saves.append((computed, slot))
             self._attach_checkpoints(sequence)

@@ -1,7 +1,7 @@
 """Page tables of sequences: what each one holds of the KV pool, from its admission to its end.
 
     begin    the pages of a cached prefix, locked in the tree
-    advance  pages that no further row of the sequence sees go back (groups with a window)
+    advance  pages that no further row of the sequence sees go back, once a plan is drafted (groups with a window)
     grow     pages for the next rows
     share    full pages enter the prefix tree
     release  everything goes back, what is worth it into the tree
