@@ -14,9 +14,10 @@ The schedule runs ahead. A plan may be issued before the previous one is back: a
 says so, and the rank uses the token that it drew itself. If the previous plan turns out to end a sequence, its row in
 the next one is discarded when it comes back.
 
-Memory. A sequence takes pages as it grows. When none is left the newest one (or one whose reader stalls) is preempted:
-its pages go back once no plan in flight names it, and it waits at the head of the queue to be prefilled again from its
-tokens. The oldest can always displace the others, so something always finishes.
+Memory. A sequence takes pages as it grows, and where layers have a window lets go of those before it as soon as a plan
+is issued (`tables`). When none is left the newest one (or one whose reader stalls) is preempted: its pages go back once
+no plan in flight names it, and it waits at the head of the queue to be prefilled again from its tokens. The oldest can
+always displace the others, so something always finishes.
 
 After a lost worker everything is prefilled again from tokens. Those that were in flight are *suspects*: each is tried
 alone until it has come past the place where it was at the death. So the one that kills workers is found, and only it is
@@ -342,7 +343,6 @@ class Scheduler:
             if draft.logprob_rows:
                 return 0
             budget = min(budget, PROMPT_LOGPROB_ROWS)
-        self._tables.advance(sequence)
         end = min(sequence.target, start + budget, max(self._tables.room(sequence), sequence.issued + 1))
         place = checkpoint_after(start, sequence.target) if self._keeps_checkpoints else sequence.target
         end = min(end, place)
@@ -418,7 +418,6 @@ class Scheduler:
     def _grow(self, sequence: Sequence, token_count: int) -> bool:
         """Let the page tables cover `token_count` rows, preempting somebody if it must; False if that cannot be
         now."""
-        self._tables.advance(sequence)
         while not self._tables.grow(sequence, token_count):
             if not self._preempt_for(sequence):
                 return False
