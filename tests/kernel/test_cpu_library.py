@@ -43,7 +43,7 @@ def test_header_and_table_name_the_same_functions() -> None:
 def test_header_and_table_have_the_same_fields_in_the_same_order() -> None:
     header = re.sub(r"/\*.*?\*/", "", (simde.NATIVE / "hs_cpu.h").read_text(encoding="ascii"), flags=re.S)
     for struct in abi.STRUCTS:
-        name = {"ProgramRecord": "hs_program", "BatchRecord": "hs_batch"}.get(
+        name = {"ProgramRecord": "hs_program", "BatchRecord": "hs_batch", "KvGroup": "hs_kv_group"}.get(
             struct.__name__, f"hs_{struct.__name__.lower()}"
         )
         body = re.search(rf"typedef struct {name} \{{(.*?)\}}", header, flags=re.S)[1]
