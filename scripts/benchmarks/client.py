@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 TIMEOUT_S = 600.0
@@ -17,13 +18,15 @@ TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds on the monotonic clock; `tokens` were generated, `prompt_tokens` read."""
+    """Seconds on the monotonic clock; `tokens` were generated, `prompt_tokens` read. `first_tokens` of them came with
+    the first event: a server holds text back that is no whole character yet, or none at all."""
 
     sent: float
     first: float
     last: float
     tokens: int
     prompt_tokens: int
+    first_tokens: int = 1
 
     @property
     def ttft_s(self) -> float:
@@ -31,15 +34,23 @@ class Timing:
 
     @property
     def decode_tok_s(self) -> float:
-        """Tokens after the first one, over the time that they took."""
-        return (self.tokens - 1) / (self.last - self.first)
+        """Tokens after the first event, over the time that they took. Raises HeldBack where those are too few."""
+        after = self.tokens - self.first_tokens
+        if after * 2 < self.tokens or self.last <= self.first:
+            raise HeldBack(f"{self.first_tokens} of {self.tokens} tokens came with the first event")
+        return after / (self.last - self.first)
 
 
-def complete(url: str, prompt: list[int], max_tokens: int) -> Timing:
-    """Stream one greedy completion of exactly `max_tokens` tokens. Raises RuntimeError where the answer is another."""
+class HeldBack(RuntimeError):
+    """An answer whose text came too late to time its tokens: ask something else."""
+
+
+def complete(url: str, prompt: list[int], max_tokens: int, counted: bool = False) -> Timing:
+    """Stream one greedy completion of exactly `max_tokens` tokens. `counted`: the server tells how many came with each
+    event. Raises RuntimeError where the answer is another."""
     place = urlsplit(url)
     assert place.hostname is not None
-    body = {
+    body: dict[str, Any] = {
         "prompt": prompt,
         "max_tokens": max_tokens,
         "temperature": 0,
@@ -48,6 +59,8 @@ def complete(url: str, prompt: list[int], max_tokens: int) -> Timing:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    if counted:
+        body |= {"return_token_ids": True, "timings_per_token": True}
     connection = http.client.HTTPConnection(place.hostname, place.port, timeout=TIMEOUT_S)
     try:
         connection.connect()
@@ -57,6 +70,7 @@ def complete(url: str, prompt: list[int], max_tokens: int) -> Timing:
         if response.status != 200:
             raise RuntimeError(f"{url} answered {response.status}: {response.read(2000)!r}")
         first = last = 0.0
+        first_tokens = 1
         usage: dict[str, int] = {}
         while line := response.readline():
             now = time.monotonic()
@@ -64,14 +78,21 @@ def complete(url: str, prompt: list[int], max_tokens: int) -> Timing:
                 continue
             event = json.loads(line[6:])
             if event.get("choices"):
-                first = first or now
+                if not first:
+                    first, first_tokens = now, _tokens_of(event)
                 last = now
             usage = event.get("usage") or usage
     finally:
         connection.close()
     if usage.get("completion_tokens") != max_tokens or not first:
         raise RuntimeError(f"{url}: asked for {max_tokens} tokens and got {usage}")
-    return Timing(sent, first, last, max_tokens, usage["prompt_tokens"])
+    return Timing(sent, first, last, max_tokens, usage["prompt_tokens"], first_tokens)
+
+
+def _tokens_of(event: dict[str, Any]) -> int:
+    """How many tokens are behind the first event, as either server says it; 1 where it says nothing."""
+    named = event["choices"][0].get("token_ids")
+    return len(named) if named else int(event.get("timings", {}).get("predicted_n", 1))
 
 
 def complete_at_once(url: str, prompts: list[list[int]], max_tokens: int) -> float:

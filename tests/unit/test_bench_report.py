@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "benchmarks"))
 
+import client  # noqa: E402
 import document  # noqa: E402
 import measures  # noqa: E402
 import report  # noqa: E402
@@ -107,3 +108,11 @@ def test_the_last_measured_commit_of_a_model_is_shown() -> None:
     other = [sample("homeserve", "tg@0", 0, 2.0, commit="old", model="other")]
     shown = document.latest(old + other + two_sides())
     assert {each["models"][0]["model"]: each["commit"] for each in shown} == {MODEL: "abc", "other": "old"}
+
+
+def test_tokens_that_came_with_the_first_event_are_not_timed() -> None:
+    """A server holds back text that is no whole character: its first event then stands for several tokens."""
+    timing = client.Timing(sent=0.0, first=1.0, last=3.0, tokens=64, prompt_tokens=8, first_tokens=24)
+    assert (timing.decode_tok_s, timing.ttft_s) == (20.0, 1.0)
+    with pytest.raises(client.HeldBack, match="40 of 64"):
+        _ = client.Timing(0.0, 1.0, 1.001, 64, 8, first_tokens=40).decode_tok_s
