@@ -23,13 +23,12 @@ Pure.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from budget.facts import KvShape, LayerShape, ModelShape
 from budget.quants import bits_per_weight, block_weights
-from budget.vectors import apportion
+from budget.vectors import apportion, heads_together
 
 FINE_UNITS = 8
 """Experts are cut by columns where that gives at least so many parts; else they are dealt out whole."""
@@ -326,9 +325,7 @@ def _ffn_width(geometry: Geometry, index: int) -> int:
 
 def _head_units(geometry: Geometry, heads: int, columns_per_head: int) -> int:
     """Heads can be parted where the columns of the output projection that belong to them are whole blocks."""
-    block = block_weights(geometry.quant)
-    together = math.lcm(columns_per_head, block) // columns_per_head
-    return max(1, heads // together)
+    return max(1, heads // heads_together(columns_per_head, block_weights(geometry.quant)))
 
 
 def _blocks(geometry: Geometry, width: int) -> int:

@@ -23,7 +23,7 @@ from functools import lru_cache
 
 from budget.job import Job, Share, WindowRows
 from budget.ledger import PIPELINE, TENSOR
-from budget.vectors import apportion
+from budget.vectors import VOCABULARY_UNIT, apportion
 from budget.wish import PAGE
 
 
@@ -134,7 +134,7 @@ def _shards(job: Job, shard: Shard) -> tuple[Share, ...]:
             if not drafting:
                 unread = layer.expert_bytes * (1 - layer.used_experts) * ffn[rank]
                 reads[rank] += times * (own + copied * (1 - mixer[rank]) - unread)
-    head = _fractions(max(1, job.shape.vocab // 64), shard.weights)
+    head = _fractions(max(1, job.shape.vocab // VOCABULARY_UNIT), shard.weights)
     rows = _fractions(0, shard.tokens) if shard.tokens else (1 / count,) * count
     kv_row, windows = job.rows_of((*job.layers, *job.drafting), on_cpu=False)
     padding = PAGE * (kv_row + sum(rows.row for rows in windows))

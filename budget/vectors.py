@@ -30,6 +30,8 @@ from itertools import accumulate
 LARGEST_SUM = 64
 """Of a token vector that is chosen here. A larger sum follows the rows more closely, but the last, partial round of
 blocks wastes up to a whole one."""
+VOCABULARY_UNIT = 64
+"""Rows of the vocabulary that stay together."""
 
 
 def apportion(units: int, weights: Sequence[int | float], at_least: int = 0) -> tuple[int, ...]:
@@ -54,6 +56,11 @@ def apportion(units: int, weights: Sequence[int | float], at_least: int = 0) -> 
     for rank in by_fraction[: units - sum(given)]:
         given[rank] += 1
     return tuple(given)
+
+
+def heads_together(columns: int, block_len: int) -> int:
+    """The fewest heads of `columns` columns each that are whole blocks of a matrix that sums over their columns."""
+    return block_len // math.gcd(columns, block_len)
 
 
 def reduced(vector: Sequence[int]) -> tuple[int, ...]:
@@ -83,6 +90,13 @@ def _place(slot: int, vector: Sequence[int], grain: int) -> tuple[int, int]:
             return rank, (turn * entry + position) * grain + within
         position -= entry
     raise AssertionError("a position below the sum lies below some prefix")
+
+
+def slot_of(rank: int, row: int, vector: Sequence[int], grain: int = 1) -> int:
+    """The slot that has `row` of the pool of `rank`: `owner` and `row` backwards."""
+    block, within = divmod(row, grain)
+    turn, position = divmod(block, vector[rank])
+    return (turn * sum(vector) + sum(vector[:rank]) + position) * grain + within
 
 
 def pool_rows(slots: int, vector: Sequence[int], grain: int = 1) -> tuple[int, ...]:

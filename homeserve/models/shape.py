@@ -8,11 +8,11 @@ parts a tensor layout can cut a layer without cutting a quant block.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 
 from backends.base import TensorView
 from budget.facts import KvShape, LayerShape, ModelShape
+from homeserve.layouts import partition
 from homeserve.models.config import OUTPUT, OUTPUT_BIAS, TOKEN_EMBD, ModelConfig, settle
 from homeserve.models.family import Family
 from homeserve.models.stages import Attention, Dense, Experts, GatedDeltaNet, Stage
@@ -73,16 +73,19 @@ def _layer(stages: Iterable[Stage], present: Mapping[str, TensorView]) -> LayerS
                 if stage.kv_source is None:
                     kv = KvShape(2 * stage.kv_heads * stage.head_dim, stage.window, stage.kv_heads, stage.head_dim)
                     kv_bytes = _kv_bytes(stage, present)
-                mixer_units = _units(stage.heads * stage.head_dim, stage.head_dim, present.get("attn_output"))
+                block = _block_len(present.get("attn_output"))
+                mixer_units = partition.query_heads(stage.heads, stage.head_dim, block, _ALONE).units
             case GatedDeltaNet():
                 values = stage.value_heads * stage.value_dim
                 state_elements = values * stage.key_dim
                 conv_elements = _FLOAT32_AS_16_BITS * stage.channels * (stage.kernel - 1)
-                mixer_units = _units(values, values // stage.key_heads, present.get("ssm_out"))
+                sizes = (stage.key_heads, stage.value_heads // stage.key_heads, stage.value_dim, stage.tiled)
+                mixer_units = partition.key_heads(*sizes, _block_len(present.get("ssm_out")), _ALONE).units
             case Dense():
-                ffn_units = _units(stage.width, 1, present.get("ffn_down"))
+                ffn_units = partition.ffn_columns(stage.width, _block_len(present.get("ffn_down")), _ALONE).units
             case Experts():
-                ffn_units = max(_units(stage.width, 1, present.get("ffn_down_exps")), 1)
+                block = _block_len(present.get("ffn_down_exps"))
+                ffn_units = partition.experts(stage.count, stage.width, block, _ALONE).units
                 used_experts = stage.used / stage.count
     inner = {role: view for role, view in present.items() if not role.startswith("nextn.")}
     routed = _bytes(view for role, view in inner.items() if role.partition(".")[0].endswith("_exps"))
@@ -102,6 +105,8 @@ def _layer(stages: Iterable[Stage], present: Mapping[str, TensorView]) -> LayerS
     )
 
 
+_ALONE = (1,)
+"""The weight vector of one rank: it has all units."""
 _FLOAT32_AS_16_BITS = 2
 """The budget counts a convolution window's elements at 16 bits; ours are float32."""
 
@@ -117,10 +122,9 @@ def _kv_bytes(stage: Attention, present: Mapping[str, TensorView]) -> int:
     )
 
 
-def _units(columns: int, unit: int, matrix: TensorView | None) -> int:
-    """Parts of `columns` that are whole multiples of `unit` and whole blocks of the matrix that sums over them."""
-    block = matrix.type.block_len if matrix is not None else 1
-    return max(1, columns // math.lcm(unit, block))
+def _block_len(matrix: TensorView | None) -> int:
+    """Of the matrix that sums over what is cut: a shard ends between two of its blocks."""
+    return matrix.type.block_len if matrix is not None else 1
 
 
 def _mixer_width(stages: Iterable[Stage]) -> int:
