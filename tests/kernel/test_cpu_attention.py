@@ -114,6 +114,8 @@ SHAPES = {
     "small head": Shape(heads=4, kv_heads=2, head_dim=8),
     "odd head": Shape(heads=2, kv_heads=1, head_dim=20),
     "large head": Shape(heads=2, kv_heads=1, head_dim=256),
+    "largest head": Shape(heads=5, kv_heads=1, head_dim=512),
+    "seven heads in a group": Shape(heads=14, kv_heads=2, kv_type="F16"),
     "window": Shape(window=21),
     "window of one": Shape(window=1),
     "long window": Shape(window=270),
@@ -134,7 +136,7 @@ def test_prefill_and_decode_equal_plain_attention(level: str, name: str) -> None
     case.program.close()
 
 
-@pytest.mark.parametrize("name", ("grouped", "window", "long window", "wide group", "half"))
+@pytest.mark.parametrize("name", ("grouped", "window", "long window", "wide group", "half", "seven heads in a group"))
 def test_a_row_has_the_same_bits_however_the_prompt_was_cut(level: str, name: str) -> None:
     length = 561
     whole = Case(level, SHAPES[name], length)

@@ -10,6 +10,12 @@
 // the heads of the group) share the loads of K and V, MAX_QUERIES at a time. Keys that a query must not see are masked
 // in the scores by lane and left out of the sum over V, never multiplied by zero: an unwritten slot may hold anything.
 //
+// Memory bounds a decode: each page of K and V is read once for all heads of the group. What is needed next is prefetched a
+// page ahead, in the order in which it will be read (K of a partition, its V, K of what this thread will likely take next):
+// earlier would be too early, since lines on their way from memory and lines on their way from L2 wait in the same few
+// buffers of a core. Arithmetic bounds a prefill: queries of a tile walk a partition together while it lies in L2, and as
+// many sums as there are registers stay in them.
+//
 // Sinks are one more logit of a head, without a value: they join a query's sum once, after its last partition.
 #include <cmath>
 
@@ -22,7 +28,7 @@ namespace {
 
 constexpr int PARTITION = 256;
 constexpr int PAGES = PARTITION / GROUP;
-constexpr int TILE_ROWS = 8;   // consecutive rows of one sequence that share their loads of K and V
+constexpr int TILE_ROWS = 16;   // consecutive rows of one sequence that share their loads of K and V
 constexpr float NEGATIVE_INFINITY = -INFINITY;
 
 int least(int a, int b) { return a < b ? a : b; }
@@ -53,10 +59,12 @@ void merge(float &max, float &sum, float *out, float part_max, float part_sum, c
     for (int c = 0; c < wide; c += 16) store(out + c, fma(load(part + c), new_scale, mul(load(out + c), old_scale)));
 }
 
+// The pages of one sequence and kv head. `next` is what will likely be read after the partition at hand: a hint only.
 struct Layer {
     const hs_step &step;
     const int32_t *table;
-    int kv_head, wide;
+    int kv_head, wide, pool_pages;
+    const void *next;
 
     template <class Kv> const typename Kv::Elem *keys(int page) const {
         return reinterpret_cast<const typename Kv::Elem *>(step.k_pool) + block(page) * Kv::k_elems(step.head_dim);
@@ -64,31 +72,91 @@ struct Layer {
     template <class Kv> const typename Kv::Elem *values(int page) const {
         return reinterpret_cast<const typename Kv::Elem *>(step.v_pool) + block(page) * Kv::v_elems(step.head_dim);
     }
-    size_t block(int page) const {
-        return static_cast<size_t>(table[page]) * static_cast<size_t>(step.kv_heads) + static_cast<size_t>(kv_head);
-    }
+    size_t block(int page) const { return kv_block(kv_head, table[page], pool_pages); }
 };
 
-// scores[q] = queries[q] . K, for the 16 positions of a page.
-template <class Kv, int Q> HS_INLINE void page_scores(const typename Kv::Elem *k, int dims, const float *queries, int stride, vf *s) {
-    HS_UNROLL
-    for (int q = 0; q < Q; q++) s[q] = set1(0.0f);
-    for (int d = 0; d < dims; d++) {
-        const vf key = Kv::get(k + GROUP * d);
+// sums[q][n] += x(q) * y(n). Few x stay in registers while the y go by, a register of each at a time; of many x, one is
+// there at a time. Sums are where the registers go, and the barrier in `fma_part` keeps the compiler from spilling them.
+template <int Q, int N, class X, class Y> HS_INLINE void add_outer(vf (*sums)[N], X x, Y y) {
+    if constexpr (Q <= 3) {
+        vf xs[Q];
         HS_UNROLL
-        for (int q = 0; q < Q; q++) s[q] = fma(key, set1(queries[stride * q + d]), s[q]);
+        for (int q = 0; q < Q; q++) xs[q] = x(q);
+        HS_UNROLL
+        for (int n = 0; n < N; n++) {
+            HS_UNROLL
+            for (int part = 0; part < VF_PARTS; part++) {
+                const vf one = y(n);
+                HS_UNROLL
+                for (int q = 0; q < Q; q++) fma_part(part, one, xs[q], sums[q][n]);
+            }
+        }
+    } else {
+        vf ys[N];
+        HS_UNROLL
+        for (int n = 0; n < N; n++) ys[n] = y(n);
+        HS_UNROLL
+        for (int q = 0; q < Q; q++) {
+            const vf one = x(q);
+            HS_UNROLL
+            for (int n = 0; n < N; n++) {
+                HS_UNROLL
+                for (int part = 0; part < VF_PARTS; part++) fma_part(part, ys[n], one, sums[q][n]);
+            }
+        }
     }
 }
 
-template <class Kv, int Q> HS_INLINE void block_scores(const typename Kv::Elem *k, int dims, const float *queries, int stride, vf *s) {
+// Pages of K whose scores are summed at once: as many as keep their sums in registers.
+template <int Q> constexpr int PAGES_AT_ONCE = Q * 4 <= MAX_SUMS ? 4 : Q * 2 <= MAX_SUMS ? 2 : 1;
+constexpr int STRIDE_DIMS = 8;   // dims between two looks ahead
+
+HS_INLINE void prefetch_range(const void *p, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += 64) prefetch(static_cast<const char *>(p) + at);
+}
+
+// scores[q][p] = queries[q] . K, for the 16 positions of each of P pages. What lies at `ahead` will be wanted soon.
+template <class Kv, int Q, int P>
+HS_INLINE void page_scores(const typename Kv::Elem *const *k, const typename Kv::Elem *const *ahead, int dims, const float *queries, int stride,
+                           vf (*s)[P]) {
     HS_UNROLL
-    for (int q = 0; q < Q; q++) s[q] = set1(0.0f);
-    for (int d = 0; d < dims; d += KV_BLOCK, k += Kv::K_BLOCK_BYTES) {
-        vf part[Q];
-        page_scores<Kv, Q>(k + Kv::SCALES, KV_BLOCK, queries + d, stride, part);
-        const vf scale = Kv::scales(k);
+    for (int q = 0; q < Q; q++) {
         HS_UNROLL
-        for (int q = 0; q < Q; q++) s[q] = fma(part[q], scale, s[q]);
+        for (int p = 0; p < P; p++) s[q][p] = set1(0.0f);
+    }
+    for (int d = 0; d < dims;) {
+        HS_UNROLL
+        for (int p = 0; p < P; p++) prefetch_range(ahead[p] + GROUP * d, sizeof(typename Kv::Elem) * GROUP * STRIDE_DIMS);
+
+        for (const int end = least(dims, d + STRIDE_DIMS); d < end; d++) {
+            add_outer<Q, P>(s, [&](int q) { return set1(queries[stride * q + d]); }, [&](int p) { return Kv::get(k[p] + GROUP * d); });
+        }
+    }
+}
+
+// The same where 32 dims share a scale.
+template <class Kv, int Q, int P>
+HS_INLINE void block_scores(const typename Kv::Elem *const *k, const typename Kv::Elem *const *ahead, int dims, const float *queries, int stride,
+                            vf (*s)[P]) {
+    HS_UNROLL
+    for (int q = 0; q < Q; q++) {
+        HS_UNROLL
+        for (int p = 0; p < P; p++) s[q][p] = set1(0.0f);
+    }
+    for (size_t d = 0, at = 0; d < static_cast<size_t>(dims); d += KV_BLOCK, at += Kv::K_BLOCK_BYTES) {
+        const typename Kv::Elem *values[P], *next[P];
+        vf part[Q][P];
+        HS_UNROLL
+        for (int p = 0; p < P; p++) values[p] = k[p] + at + Kv::SCALES;
+        HS_UNROLL
+        for (int p = 0; p < P; p++) next[p] = ahead[p] + at + Kv::SCALES;
+        page_scores<Kv, Q, P>(values, next, KV_BLOCK, queries + d, stride, part);
+        HS_UNROLL
+        for (int p = 0; p < P; p++) {
+            const vf scale = Kv::scales(k[p] + at);
+            HS_UNROLL
+            for (int q = 0; q < Q; q++) s[q][p] = fma(part[q][p], scale, s[q][p]);
+        }
     }
 }
 
@@ -103,18 +171,16 @@ void add_values(const Layer &layer, float *const *out, const float *const *weigh
     }
     for (int j = first; j < last;) {
         const int page = j / GROUP, end = least(last, (page + 1) * GROUP);
-        const typename Kv::Elem *v = layer.values<Kv>(page) + static_cast<size_t>(j % GROUP) * static_cast<size_t>(layer.wide) + dim;
-        if constexpr (Kv::BLOCKS) v += Kv::v_head(layer.step.head_dim);
-        for (; j < end; j++, v += layer.wide) {
-            vf value[C];
-            HS_UNROLL
-            for (int c = 0; c < C; c++) value[c] = Kv::get(v + 16 * c);
-            HS_UNROLL
-            for (int q = 0; q < Q; q++) {
-                const vf w = set1(weights[q][j - origin]);
-                HS_UNROLL
-                for (int c = 0; c < C; c++) acc[q][c] = fma(w, value[c], acc[q][c]);
-            }
+        size_t offset = static_cast<size_t>(j % GROUP) * static_cast<size_t>(layer.wide) + static_cast<size_t>(dim);
+        if constexpr (Kv::BLOCKS) offset += Kv::v_head(layer.step.head_dim);
+        const typename Kv::Elem *v = layer.values<Kv>(page) + offset;
+        // The next page's, behind the last one the first page's next dims, then what the partition after this one begins with.
+        const typename Kv::Elem *ahead = static_cast<const typename Kv::Elem *>(layer.next);
+        if (end < last) ahead = layer.values<Kv>(page + 1) + offset;
+        else if (dim + 16 * C < layer.wide) ahead = layer.values<Kv>(first / GROUP) + offset + 16 * C;
+        for (; j < end; j++, v += layer.wide, ahead += layer.wide) {
+            prefetch_range(ahead, 16 * C * sizeof(*v));
+            add_outer<Q, C>(acc, [&](int q) { return set1(weights[q][j - origin]); }, [&](int c) { return Kv::get(v + 16 * c); });
         }
     }
     HS_UNROLL
@@ -127,7 +193,7 @@ void add_values(const Layer &layer, float *const *out, const float *const *weigh
 // The same where 32 dims share a scale: the scales of a block are multiplied into the weights first.
 template <class Kv, int Q>
 void add_block_values(const Layer &layer, float *const *out, const float *const *weights, int origin, int first, int last) {
-    constexpr int C = Q <= 2 ? 2 : 1;
+    constexpr int C = Q * 2 <= MAX_SUMS ? 2 : 1;
     alignas(64) float scaled[Q][PARTITION];
     const float *rows[Q];
     for (int q = 0; q < Q; q++) rows[q] = scaled[q];
@@ -149,10 +215,61 @@ void add_all_values(const Layer &layer, float *const *out, const float *const *w
         add_block_values<Kv, Q>(layer, out, weights, origin, first, last);
         return;
     }
-    constexpr int C = Q == 1 ? 4 : Q == 2 ? 2 : 1;
+    constexpr int C = Q * 4 <= MAX_SUMS ? 4 : Q * 2 <= MAX_SUMS ? 2 : 1;
     int dim = 0;
     for (; dim + 16 * C <= layer.wide; dim += 16 * C) add_values<Kv, Q, C>(layer, out, weights, origin, first, last, dim);
     for (; dim < layer.wide; dim += 16) add_values<Kv, Q, 1>(layer, out, weights, origin, first, last, dim);
+}
+
+// What Q queries see of one partition.
+template <int Q> struct Seen {
+    int origin, first[Q], last[Q], low, high, common_low, common_high;
+
+    Seen(int partition, const Query *info) : origin(partition * PARTITION) {
+        low = common_high = origin + PARTITION;
+        high = common_low = origin;
+        for (int q = 0; q < Q; q++) {
+            first[q] = least(most(info[q].first, origin), origin + PARTITION);
+            last[q] = most(least(info[q].last, origin + PARTITION), first[q]);
+            low = least(low, first[q]);
+            high = most(high, last[q]);
+            common_low = most(common_low, first[q]);
+            common_high = least(common_high, last[q]);
+        }
+    }
+};
+
+// Scores of P pages from `page` on, into scores[q][position - origin]; raises `top`.
+template <class Kv, int Q, int P>
+HS_INLINE void score_pages(const Layer &layer, const Seen<Q> &seen, int page, int last_page, const float *queries, int stride, float (*scores)[PARTITION],
+                           vf *top) {
+    const int dims = layer.step.head_dim;
+    const float cap = layer.step.softcap;
+    const typename Kv::Elem *k[P], *ahead[P];
+    HS_UNROLL
+    for (int p = 0; p < P; p++) {
+        k[p] = layer.keys<Kv>(page + p);
+        // Behind the last page of K come the values.
+        ahead[p] = page + P + p < last_page ? layer.keys<Kv>(page + P + p) : layer.values<Kv>(least(seen.low / GROUP + p, last_page - 1));
+    }
+    vf s[Q][P];
+    if constexpr (Kv::BLOCKS)
+        block_scores<Kv, Q, P>(k, ahead, dims, queries, stride, s);
+    else
+        page_scores<Kv, Q, P>(k, ahead, dims, queries, stride, s);
+    HS_UNROLL
+    for (int p = 0; p < P; p++) {
+        const int at = (page + p) * GROUP;
+        HS_UNROLL
+        for (int q = 0; q < Q; q++) {
+            vf x = s[q][p];
+            if constexpr (Kv::FACTOR != 1.0f) x = mul(x, set1(Kv::FACTOR));
+            if (cap > 0.0f) x = mul(tanh_v(div(x, set1(cap))), set1(cap));
+            if (seen.first[q] > at || seen.last[q] < at + GROUP) x = keep_lanes(x, seen.first[q] - at, seen.last[q] - at, NEGATIVE_INFINITY);
+            top[q] = max_v(top[q], x);
+            store(scores[q] + (at - seen.origin), x);
+        }
+    }
 }
 
 // One partition for Q queries: maxima, sums and unnormalised outputs (zeroed by the caller).
@@ -160,36 +277,16 @@ template <class Kv, int Q>
 void one_partition(const Layer &layer, int partition, const float *queries, int stride, const Query *info, float *maxima, float *sums,
                    float *const *outs) {
     alignas(64) float scores[Q][PARTITION];
-    const int origin = partition * PARTITION, dims = layer.step.head_dim;
-    const float cap = layer.step.softcap;
-    int first[Q], last[Q], low = origin + PARTITION, high = origin, common_low = origin, common_high = origin + PARTITION;
-    for (int q = 0; q < Q; q++) {
-        first[q] = least(most(info[q].first, origin), origin + PARTITION);
-        last[q] = most(least(info[q].last, origin + PARTITION), first[q]);
-        low = least(low, first[q]);
-        high = most(high, last[q]);
-        common_low = most(common_low, first[q]);
-        common_high = least(common_high, last[q]);
-    }
-    const int first_page = low / GROUP, last_page = (high + GROUP - 1) / GROUP;
+    const Seen<Q> seen(partition, info);
+    const int origin = seen.origin, *const first = seen.first, *const last = seen.last;
+    const int common_low = seen.common_low, common_high = seen.common_high;
+    const int first_page = seen.low / GROUP, last_page = (seen.high + GROUP - 1) / GROUP;
     vf top[Q], total[Q];
     for (int q = 0; q < Q; q++) top[q] = set1(NEGATIVE_INFINITY), total[q] = set1(0.0f);
-    for (int page = first_page; page < last_page; page++) {
-        vf s[Q];
-        if constexpr (Kv::BLOCKS)
-            block_scores<Kv, Q>(layer.keys<Kv>(page), dims, queries, stride, s);
-        else
-            page_scores<Kv, Q>(layer.keys<Kv>(page), dims, queries, stride, s);
-        const int at = page * GROUP;
-        HS_UNROLL
-        for (int q = 0; q < Q; q++) {
-            if constexpr (Kv::FACTOR != 1.0f) s[q] = mul(s[q], set1(Kv::FACTOR));
-            if (cap > 0.0f) s[q] = mul(tanh_v(div(s[q], set1(cap))), set1(cap));
-            if (first[q] > at || last[q] < at + GROUP) s[q] = keep_lanes(s[q], first[q] - at, last[q] - at, NEGATIVE_INFINITY);
-            top[q] = max_v(top[q], s[q]);
-            store(scores[q] + (at - origin), s[q]);
-        }
-    }
+    constexpr int P = PAGES_AT_ONCE<Q>;
+    int page = first_page;
+    for (; page + P <= last_page; page += P) score_pages<Kv, Q, P>(layer, seen, page, last_page, queries, stride, scores, top);
+    for (; page < last_page; page++) score_pages<Kv, Q, 1>(layer, seen, page, last_page, queries, stride, scores, top);
     const float *weights[Q];
     for (int q = 0; q < Q; q++) {
         weights[q] = scores[q];
@@ -227,8 +324,8 @@ template <class Kv> PartitionFunction partition_function(int queries) {
         case 2: return &one_partition<Kv, 2>;
         case 3: return &one_partition<Kv, 3>;
         case 4: return &one_partition<Kv, 4>;
-        case 5: return &one_partition<Kv, MAX_QUERIES >= 8 ? 5 : 1>;
-        case 6: return &one_partition<Kv, MAX_QUERIES >= 8 ? 6 : 1>;
+        case 5: return &one_partition<Kv, MAX_QUERIES >= 6 ? 5 : 1>;
+        case 6: return &one_partition<Kv, MAX_QUERIES >= 6 ? 6 : 1>;
         case 7: return &one_partition<Kv, MAX_QUERIES >= 8 ? 7 : 1>;
         default: return &one_partition<Kv, MAX_QUERIES >= 8 ? 8 : 1>;
     }
@@ -242,10 +339,18 @@ PartitionFunction partition_function(int kv_type, int queries) {
     return partition_function<KvF32>(queries);
 }
 
+size_t key_page_bytes(int kv_type, int dims) {
+    if (kv_type == HS_F16 || kv_type == HS_BF16) return KvF16::k_elems(dims) * 2;
+    if (kv_type == HS_Q8_0) return KvQ8::k_elems(dims);
+    if (kv_type == HS_F8) return KvF8::k_elems(dims);
+    return KvF32::k_elems(dims) * 4;
+}
+
+// Rows of one tile with one kv head.
 struct Item {
     const hs_step &step;
     const hs_batch &batch;
-    int first_row, rows, kv_head;
+    int first_row, rows, kv_head, pool_pages;
 
     int group() const { return step.heads / step.kv_heads; }
     int query_count() const { return rows * group(); }
@@ -258,7 +363,15 @@ struct Item {
     Layer layer() const {
         const int64_t lane = static_cast<int64_t>(step.kv_group) * batch.lanes + batch.row_lanes[first_row];
         const int32_t *table = batch.tables + lane * batch.lane_pages;
-        return {step, table, kv_head, padded(step.head_dim)};
+        return {step, table, kv_head, padded(step.head_dim), pool_pages, table};
+    }
+    int first_page(int partition) const { return most(query(0).first, partition * PARTITION) / GROUP; }
+    int last_page(int partition) const { return least(batch.positions[first_row + rows - 1], partition * PARTITION + PARTITION - 1) / GROUP; }
+    // Where the keys of a partition begin.
+    const void *keys_of(int partition) const {
+        const Layer of = layer();
+        const size_t bytes = key_page_bytes(step.kv_type, step.head_dim);
+        return step.k_pool + of.block(first_page(partition)) * bytes;
     }
     int first_partition() const { return query(0).first / PARTITION; }
     int last_partition() const { return batch.positions[first_row + rows - 1] / PARTITION; }
@@ -308,29 +421,36 @@ void finish(const hs_step &step, const Query &query, const float *out) {
     }
 }
 
+// Queries of a tile that walk its partitions together, so that a partition is read once for all of them: this many floats
+// of them, and no more than so many.
+constexpr int TOGETHER = 48, TOGETHER_FLOATS = 24 * MAX_HEAD_DIM;
+
 struct Scratch {
-    alignas(64) float scaled[MAX_QUERIES][MAX_HEAD_DIM];
+    alignas(64) float scaled[TOGETHER_FLOATS];
+    alignas(64) float out[TOGETHER_FLOATS];
     alignas(64) float part[MAX_QUERIES][MAX_HEAD_DIM];
-    alignas(64) float out[MAX_QUERIES][MAX_HEAD_DIM];
 };
 
-int take_queries(const Item &item, int from, Query *info, Scratch &scratch) {
-    const int count = least(MAX_QUERIES, item.query_count() - from);
-    for (int q = 0; q < count; q++) {
+// How many queries of a tile go together, a multiple of MAX_QUERIES.
+int together(const hs_step &step) { return least(TOGETHER, TOGETHER_FLOATS / padded(step.head_dim)) / MAX_QUERIES * MAX_QUERIES; }
+
+int take_queries(const Item &item, int from, int most_queries, Query *info, float *scaled) {
+    const int count = least(most_queries, item.query_count() - from), dims = item.step.head_dim;
+    for (int q = 0; q < count; q++, scaled += padded(dims)) {
         info[q] = item.query(from + q);
-        for (int d = 0; d < item.step.head_dim; d++) scratch.scaled[q][d] = info[q].source[d] * item.step.scale;
+        for (int d = 0; d < dims; d++) scaled[d] = info[q].source[d] * item.step.scale;
     }
     return count;
 }
 
-void compute_partition(const Item &item, const Layer &layer, int partition, const Query *info, int count, Scratch &scratch, float *maxima,
-                       float *sums) {
+void compute_partition(const Item &item, const Layer &layer, int partition, const Query *info, int count, const float *scaled, Scratch &scratch,
+                       float *maxima, float *sums) {
     float *outs[MAX_QUERIES];
     for (int q = 0; q < count; q++) {
         outs[q] = scratch.part[q];
         std::memset(outs[q], 0, sizeof(float) * static_cast<size_t>(layer.wide));
     }
-    partition_function(item.step.kv_type, count)(layer, partition, scratch.scaled[0], MAX_HEAD_DIM, info, maxima, sums, outs);
+    partition_function(item.step.kv_type, count)(layer, partition, scaled, layer.wide, info, maxima, sums, outs);
 }
 
 bool sees(const Query &query, int partition) {
@@ -339,20 +459,28 @@ bool sees(const Query &query, int partition) {
 
 void run_whole(const Item &item) {
     Scratch scratch;
-    Query info[MAX_QUERIES];
+    Query info[TOGETHER];
     float maxima[MAX_QUERIES], sums[MAX_QUERIES];
-    const Layer layer = item.layer();
-    for (int from = 0; from < item.query_count(); from += MAX_QUERIES) {
-        const int count = take_queries(item, from, info, scratch);
+    Layer layer = item.layer();
+    for (int from = 0; from < item.query_count(); from += together(item.step)) {
+        const int all = take_queries(item, from, together(item.step), info, scratch.scaled);
         for (int p = item.first_partition(); p <= item.last_partition(); p++) {
-            compute_partition(item, layer, p, info, count, scratch, maxima, sums);
-            for (int q = 0; q < count; q++) {
-                if (!sees(info[q], p)) continue;
-                merge(info[q].max, info[q].sum, scratch.out[q], maxima[q], sums[q], scratch.part[q], layer.wide, info[q].started);
-                info[q].started = true;
+            if (p < item.last_partition()) layer.next = item.keys_of(p + 1);
+            for (int at = 0; at < all; at += MAX_QUERIES) {
+                const int count = least(MAX_QUERIES, all - at);
+                bool any = false;
+                for (int q = at; q < at + count; q++) any = any || sees(info[q], p);
+                if (!any) continue;
+                compute_partition(item, layer, p, info + at, count, scratch.scaled + at * layer.wide, scratch, maxima, sums);
+                for (int q = 0; q < count; q++) {
+                    Query &query = info[at + q];
+                    if (!sees(query, p)) continue;
+                    merge(query.max, query.sum, scratch.out + (at + q) * layer.wide, maxima[q], sums[q], scratch.part[q], layer.wide, query.started);
+                    query.started = true;
+                }
             }
         }
-        for (int q = 0; q < count; q++) finish(item.step, info[q], scratch.out[q]);
+        for (int q = 0; q < all; q++) finish(item.step, info[q], scratch.out + q * layer.wide);
     }
 }
 
@@ -362,14 +490,13 @@ float *partial_at(const Item &item, int item_index, int partition, int partition
     return item.step.partials + ((static_cast<int64_t>(item_index) * partitions + partition) * item.group() + query) * size;
 }
 
-void run_part(const Item &item, int item_index, int partition, int partitions) {
+void run_part(const Item &item, const Layer &layer, int item_index, int partition, int partitions) {
     Scratch scratch;
     Query info[MAX_QUERIES];
     float maxima[MAX_QUERIES], sums[MAX_QUERIES];
-    const Layer layer = item.layer();
     for (int from = 0; from < item.query_count(); from += MAX_QUERIES) {
-        const int count = take_queries(item, from, info, scratch);
-        compute_partition(item, layer, partition, info, count, scratch, maxima, sums);
+        const int count = take_queries(item, from, MAX_QUERIES, info, scratch.scaled);
+        compute_partition(item, layer, partition, info, count, scratch.scaled, scratch, maxima, sums);
         for (int q = 0; q < count; q++) {
             float *partial = partial_at(item, item_index, partition, partitions, from + q);
             partial[0] = maxima[q];
@@ -398,8 +525,10 @@ int item_count(const Run &run, const hs_step &step) { return run.tile_count * st
 
 Item item_at(const Run &run, const hs_step &step, int index) {
     const int32_t *tile = run.program.tiles + 2 * (index / step.kv_heads);
-    return {step, run.batch, tile[0], tile[1], index % step.kv_heads};
+    return {step, run.batch, tile[0], tile[1], index % step.kv_heads, run.pool_pages(step)};
 }
+
+bool has(const Item &item, int partition) { return partition >= item.first_partition() && partition <= item.last_partition(); }
 
 bool is_split(const Run &run, const hs_step &step) {
     return run.threads > 1 && run.tile_rows_most == 1 && run.partitions > 1 && item_count(run, step) < SPLIT_ITEMS * run.threads;
@@ -441,7 +570,15 @@ void attention_chunk(const Run &run, const hs_step &step, int chunk) {
     }
     const int index = chunk / run.partitions, partition = chunk % run.partitions;
     const Item item = item_at(run, step, index);
-    if (partition >= item.first_partition() && partition <= item.last_partition()) run_part(item, index, partition, run.partitions);
+    if (!has(item, partition)) return;
+    Layer layer = item.layer();
+    // Chunks are taken in order by all threads: this one's next is likely as many on as there are threads.
+    const int next = chunk + run.threads;
+    if (next < attention_chunks(run, step)) {
+        const Item then = item_at(run, step, next / run.partitions);
+        if (has(then, next % run.partitions)) layer.next = then.keys_of(next % run.partitions);
+    }
+    run_part(item, layer, index, partition, run.partitions);
 }
 
 int merge_chunks(const Run &run, const hs_step &step) { return is_split(run, step) ? item_count(run, step) : 0; }

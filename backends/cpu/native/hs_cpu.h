@@ -169,8 +169,8 @@ typedef struct hs_step {
     float *table;              /* rope table [rows, 2 * pairs] */
     uint8_t *activation; /* where the int16 of dst (or of src) goes, or comes from; null: not wanted */
     const hs_part *parts;
-    uint8_t *k_pool; /* this layer's K: [pages][kv_heads][head_dim][16] */
-    uint8_t *v_pool; /* this layer's V: [pages][kv_heads][16][head_dim] */
+    uint8_t *k_pool; /* this layer's K: [kv_heads][pages][head_dim][16] */
+    uint8_t *v_pool; /* this layer's V: [kv_heads][pages][16][head_dim] */
     float *partials; /* attention scratch: partial results, hs_partial_floats() long */
     const hs_experts *experts;
     const hs_delta *delta;

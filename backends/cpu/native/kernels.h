@@ -24,6 +24,7 @@ struct Run {
 
     int lane_runs;       // runs of rows of one lane: pairs (first row, rows) in program.lane_runs
 
+    int pool_pages(const hs_step &step) const { return program.groups[step.kv_group].slots / GROUP; }
     int rows(const hs_step &step) const { return step.scope ? batch.logit_row_count : batch.rows; }
 };
 

@@ -1,6 +1,7 @@
 // Element types of the KV pool: how a page lies in memory, and how 16 of its elements become floats and back.
 //
-// One layer's pool, page by page (a page is 16 slots), kv head by kv head:
+// One layer's pool, kv head by kv head, page by page (a page is 16 slots): a head's pages lie one after the other, because one
+// head reads them, and memory that is read front to back comes faster by a quarter than in pieces of 2 KiB.
 //     K  [head_dim][16 slots]   scores of 16 positions are 16 lanes, summed over dims without a horizontal sum
 //     V  [16 slots][head_dim, padded to 16]   a position's value is added to 16 dims at once
 //
@@ -22,6 +23,11 @@
 namespace hs {
 
 constexpr int KV_BLOCK = 32;   // dims that share a scale in Q8_0
+
+// Where one kv head's part of a page lies in the pools of K and V, counted in such parts.
+constexpr size_t kv_block(int head, int page, int pool_pages) {
+    return static_cast<size_t>(head) * static_cast<size_t>(pool_pages) + static_cast<size_t>(page);
+}
 
 // Elements of K and of V that one page holds for one kv head, where elements are not grouped.
 template <class Element> struct KvPlain {

@@ -112,21 +112,21 @@ template <> void store_head<KvQ8>(const hs_step &step, const float *k, const flo
     }
 }
 
-template <class Kv> void store_kv(const hs_step &step, const float *k, const float *v, int head, int slot) {
+template <class Kv> void store_kv(const hs_step &step, const float *k, const float *v, int head, int slot, int pool_pages) {
     using Elem = typename Kv::Elem;
-    const size_t block = static_cast<size_t>(slot / GROUP) * static_cast<size_t>(step.kv_heads) + static_cast<size_t>(head);
+    const size_t block = kv_block(head, slot / GROUP, pool_pages);
     Elem *kp = reinterpret_cast<Elem *>(step.k_pool) + block * Kv::k_elems(step.head_dim);
     Elem *vp = reinterpret_cast<Elem *>(step.v_pool) + block * Kv::v_elems(step.head_dim);
     store_head<Kv>(step, k, v, kp, vp, slot % GROUP);
 }
 
-void store_kv(const hs_step &step, const float *k, const float *v, int head, int slot) {
+void store_kv(const hs_step &step, const float *k, const float *v, int head, int slot, int pool_pages) {
     switch (step.kv_type) {
-        case HS_F16: return store_kv<KvF16>(step, k, v, head, slot);
-        case HS_BF16: return store_kv<KvBF16>(step, k, v, head, slot);
-        case HS_Q8_0: return store_kv<KvQ8>(step, k, v, head, slot);
-        case HS_F8: return store_kv<KvF8>(step, k, v, head, slot);
-        default: return store_kv<KvF32>(step, k, v, head, slot);
+        case HS_F16: return store_kv<KvF16>(step, k, v, head, slot, pool_pages);
+        case HS_BF16: return store_kv<KvBF16>(step, k, v, head, slot, pool_pages);
+        case HS_Q8_0: return store_kv<KvQ8>(step, k, v, head, slot, pool_pages);
+        case HS_F8: return store_kv<KvF8>(step, k, v, head, slot, pool_pages);
+        default: return store_kv<KvF32>(step, k, v, head, slot, pool_pages);
     }
 }
 
@@ -198,6 +198,7 @@ void norm_chunk(const Run &run, const hs_step &step, int chunk) {
 void rope_store_chunk(const Run &run, const hs_step &step, int chunk) {
     const Range rows = rows_in(run, step, chunk);
     const int32_t *slots = run.batch.slots + static_cast<int64_t>(step.kv_group) * run.batch.rows;
+    const int pool_pages = step.add ? run.pool_pages(step) : 0;
     alignas(64) float normed[MAX_HEAD_DIM];
     for (int r = rows.first; r < rows.last; r++) {
         const float *table = step.rope_pairs ? step.table + static_cast<int64_t>(2 * step.rope_pairs) * r : nullptr;
@@ -215,7 +216,7 @@ void rope_store_chunk(const Run &run, const hs_step &step, int chunk) {
                 value = normed;
             }
             turn_head(step, k, step.k_weight, table);
-            store_kv(step, k, value, h, slots[r]);
+            store_kv(step, k, value, h, slots[r], pool_pages);
         }
     }
 }

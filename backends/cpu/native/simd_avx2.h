@@ -14,7 +14,8 @@ struct vi {
     __m256i a, b;
 };
 constexpr int MAX_TILE = 4;        // batch rows of the largest linear tile: 8 accumulators and their operands in 16 registers
-constexpr int MAX_QUERIES = 4;     // queries of one attention tile, for the same reason
+constexpr int MAX_QUERIES = 6;   // queries that attention takes at once
+constexpr int MAX_SUMS = 6;      // vectors of its sums that stay in registers beside their operands
 
 HS_INLINE vf set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 HS_INLINE vf load(const float *p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
@@ -29,6 +30,17 @@ HS_INLINE vf div(vf x, vf y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.
 HS_INLINE vf max_v(vf x, vf y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 HS_INLINE vf min_v(vf x, vf y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
 HS_INLINE vf fma(vf x, vf y, vf z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+// One register of z = x * y + z; the barrier keeps sums where they are written.
+constexpr int VF_PARTS = 2;
+HS_INLINE void fma_part(int part, vf x, vf y, vf &z) {
+    if (part == 0) {
+        z.a = _mm256_fmadd_ps(x.a, y.a, z.a);
+        __asm__ volatile("" : "+x"(z.a));
+    } else {
+        z.b = _mm256_fmadd_ps(x.b, y.b, z.b);
+        __asm__ volatile("" : "+x"(z.b));
+    }
+}
 HS_INLINE vf abs_v(vf x) {
     const __m256 m = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
     return {_mm256_and_ps(x.a, m), _mm256_and_ps(x.b, m)};

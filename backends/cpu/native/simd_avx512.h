@@ -21,7 +21,8 @@ struct vi {
     __m512i v;
 };
 constexpr int MAX_TILE = 12;     // batch rows of the largest linear tile: 24 sums and their operands in 32 registers
-constexpr int MAX_QUERIES = 8;   // queries of one attention tile
+constexpr int MAX_QUERIES = 8;   // queries that attention takes at once
+constexpr int MAX_SUMS = 24;     // vectors of its sums that stay in registers beside their operands
 
 HS_INLINE vf set1(float x) { return {_mm512_set1_ps(x)}; }
 HS_INLINE vf load(const float *p) { return {_mm512_loadu_ps(p)}; }
@@ -33,6 +34,9 @@ HS_INLINE vf div(vf x, vf y) { return {_mm512_div_ps(x.v, y.v)}; }
 HS_INLINE vf max_v(vf x, vf y) { return {_mm512_max_ps(x.v, y.v)}; }
 HS_INLINE vf min_v(vf x, vf y) { return {_mm512_min_ps(x.v, y.v)}; }
 HS_INLINE vf fma(vf x, vf y, vf z) { return {_mm512_fmadd_ps(x.v, y.v, z.v)}; }
+// One register of z = x * y + z.
+constexpr int VF_PARTS = 1;
+HS_INLINE void fma_part(int, vf x, vf y, vf &z) { z = fma(x, y, z); }
 HS_INLINE vf abs_v(vf x) {
     return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x.v), _mm512_set1_epi32(0x7fffffff)))};
 }

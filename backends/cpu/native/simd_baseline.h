@@ -25,7 +25,8 @@ struct vi {
     i32x16 v;
 };
 constexpr int MAX_TILE = 4;
-constexpr int MAX_QUERIES = 4;
+constexpr int MAX_QUERIES = 4;   // queries that attention takes at once
+constexpr int MAX_SUMS = 4;      // vectors of its sums that stay in registers beside their operands
 
 HS_INLINE vf set1(float x) { return {f32x16{} + x}; }
 HS_INLINE vf load(const float *p) {
@@ -82,6 +83,9 @@ template <int K> HS_INLINE vi shr16(vi x) { return {reinterpret_cast<i32x16>(rei
 template <int K> HS_INLINE vi sar16(vi x) { return {reinterpret_cast<i32x16>(reinterpret_cast<i16x32>(x.v) >> K)}; }
 HS_INLINE vf to_float(vi x) { return {__builtin_convertvector(x.v, f32x16)}; }
 HS_INLINE vf as_float(vi x) { return {reinterpret_cast<f32x16>(x.v)}; }
+// One register of z = x * y + z.
+constexpr int VF_PARTS = 1;
+HS_INLINE void fma_part(int, vf x, vf y, vf &z) { z = fma(x, y, z); }
 HS_INLINE vf abs_v(vf x) { return {reinterpret_cast<f32x16>(reinterpret_cast<i32x16>(x.v) & 0x7fffffff)}; }
 // Round to nearest even by the float's own adder: adding 1.5 * 2^23 leaves no bits below one. Right for |x| < 2^22.
 HS_INLINE vi round_to_int(vf x) {
