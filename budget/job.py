@@ -171,7 +171,7 @@ class Job:
 
     def window_slots(self, window: int) -> int:
         """The most slots that layers with this window ever have, however many tokens the pool holds."""
-        return window_slots(window, _ENDLESS, self.running, self.wish.chunk)
+        return window_slots(window, _ENDLESS, self.running, self.wish.chunk, kept=self.wish.prefix_cache)
 
     def state(self, layer: LayerShape) -> float:
         """Bytes of one request's recurrent state; the convolution window is held in 16 bits."""

@@ -88,8 +88,8 @@ class Plan:
     def window_slots(self) -> Mapping[int, int]:
         """Window -> slots of the pool of the layers that have it, beside `kv_tokens` of the others. (The windows of the
         model: a rank may hold no layer of some.)"""
-        found = self.shape.windows
-        return {each: window_slots(each, self.kv_tokens, self.running, self.wish.chunk) for each in found}
+        sizes = self.kv_tokens, self.running, self.wish.chunk
+        return {each: window_slots(each, *sizes, kept=self.wish.prefix_cache) for each in self.shape.windows}
 
 
 @dataclass(frozen=True)

@@ -227,7 +227,7 @@ class App:
             lane_pages=-(-plan.context // PAGE),
             deterministic=self.settings.deterministic,
             state_slots=state_slots(plan),
-            window_slots=limits.windows,
+            window_slots=limits.window_slots,
         )
 
         async def load() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from budget.advice import Subject, answer
-from budget.facts import MIB, Box
+from budget.facts import KV_BITS, MIB, Box
 from budget.plan import Plan, Refusal, Unknown, WishError
 from budget.question import flags
-from budget.wish import PAGE, Wish, window_slots
+from budget.wish import PAGE, Wish
 from homeserve.engine.request import EngineLimits
 from homeserve.engine.scheduler import PROMPT_LOGPROB_ROWS
 from homeserve.errors import BudgetError, SettingError, WorkerOutOfMemory
@@ -78,10 +78,7 @@ def engine_limits(settings: Settings, plan: Plan) -> EngineLimits:
         prefix_cache=settings.prefix_cache,
         recurrent=is_recurrent(plan),
         checkpoints=plan.checkpoints,
-        windows=tuple(
-            (window, window_slots(window, plan.kv_tokens, plan.running, settings.chunk))
-            for window in plan.shape.windows
-        ),
+        windows=tuple(plan.window_slots.items()),
     )
 
 
@@ -115,11 +112,22 @@ def killed_for_memory(
     except BudgetError as refusal:
         return BudgetError(message, field=refusal.field, fix=refusal.fix)
     half = plan.kv_tokens // 2 // PAGE * PAGE
-    pool = sum(line.bytes for line in plan.lines if line.name == "kv") // 2
-    if half == 0 or pool < total // 16:  # the pool is not what fills the memory
+    if half == 0 or _kv_bytes(plan, plan.kv_tokens) - _kv_bytes(plan, half) < total // 16:
+        # the pool is not what fills the memory
         return BudgetError(message, field="model", fix=_SMALLER)
     name = "context" if settings.context > half else "kv_tokens"
     return BudgetError(message, field=name, fix=f"try {flag(name)} {half}, or free some memory")
+
+
+def _kv_bytes(plan: Plan, tokens: int) -> float:
+    """Bytes of KV rows with a pool of so many tokens: no window has more slots than that."""
+    slots = plan.window_slots
+    bits = KV_BITS[plan.wish.kv_type]
+    return sum(
+        kv.elements * bits / 8 * (min(tokens, slots[kv.window]) if kv.window else tokens)
+        for layer in plan.shape.layers
+        if (kv := layer.kv) is not None
+    )
 
 
 def _too_large(settings: Settings, refusal: Refusal) -> BudgetError:

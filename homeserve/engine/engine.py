@@ -20,10 +20,9 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from backends.base import PAGE_LEN
 from homeserve.engine.pages import PageCensus
 from homeserve.engine.request import EngineLimits, FinishReason, GenerateCall, TokenEvent
 from homeserve.engine.scheduler import Draft, Emit, Scheduler
@@ -65,7 +64,7 @@ class PlanFleet(Protocol):
         rows: tuple[LaneRows, ...] = (),
     ) -> int: ...
 
-    async def restart(self, kv_slots: int | None = None) -> None: ...
+    async def restart(self, kv_slots: int, window_slots: tuple[tuple[int, int], ...]) -> None: ...
 
     def shared_memory_names(self) -> list[str]: ...
 
@@ -247,7 +246,7 @@ class Engine:
         reborn = {s.key for s in self._scheduler.open_sequences() if s.lane >= 0}
         if loss.oom:
             self._lower_budget()
-        self._deliver(self._scheduler.lose_fleet(self.limits.kv_tokens))
+        self._deliver(self._scheduler.lose_fleet(self.limits))
         for key in reborn & self._streams.keys():
             self._streams[key].timings.restarts += 1
         if self._fruitless_losses >= DEATHS_IN_A_ROW:
@@ -260,15 +259,14 @@ class Engine:
     def _lower_budget(self) -> None:
         """The kernel took the worker for its memory: the same pool would meet the same end."""
         before = self.limits.kv_tokens
-        least = min(before, OOM_KV_TOKENS_MIN)
-        after = max(least, int(before * OOM_KV_SHARE) // PAGE_LEN * PAGE_LEN)
-        self.limits = replace(self.limits, kv_tokens=after)
+        self.limits = self.limits.lowered(OOM_KV_SHARE, OOM_KV_TOKENS_MIN)
+        after = self.limits.kv_tokens
         log.warning("out of memory: the KV pool is lowered from %d to %d tokens", before, after)
         self.note("budget_lowered", text=f"KV pool {before} -> {after} tokens after an out-of-memory kill")
 
     async def _recover(self) -> None:
         try:
-            await self._fleet.restart(self.limits.kv_tokens)
+            await self._fleet.restart(self.limits.kv_tokens, self.limits.window_slots)
         except HomeserveError as error:
             self._give_up(error)
             return

@@ -180,13 +180,14 @@ class PagePool:
             self._groups[group].locked += 1
         node.locks[group] += 1
 
-    def unlock(self, path: Sequence[Node], group: int = 0) -> None:
-        """Undo one `lock` of each node. The path counts as used now; its deepest node is the first to be evicted."""
+    def unlock(self, path: Sequence[Node], group: int = 0, *, first: bool = False) -> None:
+        """Undo one `lock` of each node. The path counts as used now, its deepest node being evicted before the others;
+        or, with `first`, as unused for ever."""
         self._tick += 1
         for node in reversed(path):
             assert node.locks[group] > 0, "a prefix node was unlocked more often than locked"
             node.locks[group] -= 1
-            node.used[group] = self._tick
+            node.used[group] = 0 if first else self._tick
             if node.locks[group] == 0:
                 self._groups[group].locked -= 1
                 self._offer(node, group)

@@ -6,9 +6,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
+from backends.base import PAGE_LEN
 from homeserve.wire.records import Logprobs, Sampling
 
 
@@ -94,7 +95,26 @@ class EngineLimits:
     windows: tuple[tuple[int, int], ...] = ()
     """(tokens seen, slots) of each KV group whose layers see the last tokens only."""
 
+    def lowered(self, share: float, least: int) -> EngineLimits:
+        """The same with a pool of `share` of it, in every group: at least `least` tokens, and what one request needs of
+        each window."""
+        tokens = max(min(self.kv_tokens, least), _whole_pages(share * self.kv_tokens))
+        windows = []
+        for window, slots in self.windows:
+            one = _whole_pages(window + self.chunk) + 3 * PAGE_LEN
+            windows.append((window, max(min(slots, one), _whole_pages(share * slots))))
+        return replace(self, kv_tokens=tokens, windows=tuple(windows))
+
     @property
     def groups(self) -> tuple[tuple[int, int], ...]:
         """(slots, window) of each KV group; the first keeps every token, and none has more slots than it."""
-        return ((self.kv_tokens, 0), *((min(slots, self.kv_tokens), window) for window, slots in self.windows))
+        return ((self.kv_tokens, 0), *((slots, window) for window, slots in self.window_slots))
+
+    @property
+    def window_slots(self) -> tuple[tuple[int, int], ...]:
+        """(window, slots) of each group with a window: none has more slots than the group that keeps every token."""
+        return tuple((window, min(slots, self.kv_tokens)) for window, slots in self.windows)
+
+
+def _whole_pages(slots: float) -> int:
+    return int(slots) // PAGE_LEN * PAGE_LEN

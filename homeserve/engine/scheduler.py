@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from backends.base import PAGE_LEN
 from homeserve.engine.pages import PageCensus, PagePool, pages_for
@@ -61,8 +61,8 @@ class Draft:
     logprob_rows: int = 0
 
     def name(self, sequence: Sequence) -> None:
-        """From here on the sequence counts as in flight, so that nothing it holds is given back before this plan is
-        acknowledged."""
+        """From here on the sequence counts as in flight: its lane, and what of the pool its next row sees, are not
+        given back before this plan is acknowledged."""
         if sequence not in self.named:
             self.named.append(sequence)
             sequence.in_flight += 1
@@ -227,13 +227,12 @@ class Scheduler:
             self._settle(sequence)
         return [Emit(sequence, finish=reason, error=error)]
 
-    def lose_fleet(self, kv_tokens: int | None = None) -> list[Emit]:
+    def lose_fleet(self, limits: EngineLimits | None = None) -> list[Emit]:
         """Every worker's state is gone: forget pages and lanes, queue every open sequence again, oldest first.
 
-        `kv_tokens` is the size of the next pool, if it is to be another one; what cannot fit it is failed.
+        `limits` are the next ones, if the pool is to be smaller; what cannot fit it is failed.
         """
-        if kv_tokens is not None:
-            self.limits = replace(self.limits, kv_tokens=kv_tokens)
+        self.limits = limits or self.limits
         named: dict[int, Sequence] = {}
         for draft in self._flight.values():
             for sequence in draft.named:
@@ -371,6 +370,7 @@ class Scheduler:
         if not self._free_lanes or any(s.state is SequenceState.PREEMPTED for s in self._running.values()):
             return False
         path = self._pool.match(sequence.tokens, self._hit_limit(sequence))
+        known = len(path)
         del path[self._pool.usable(path, with_state=self.limits.recurrent) :]
         hit_tokens = len(path) * PAGE_LEN
         if self._running and not self._tables.fits(sequence.target, path, self.limits.chunk, len(self._running)):
@@ -382,7 +382,7 @@ class Scheduler:
         self._waiting.remove(sequence)
         sequence.move(SequenceState.PREFILL)
         sequence.lane = self._free_lanes.pop()
-        self._tables.begin(sequence, path)
+        self._tables.begin(sequence, path, known)
         sequence.issued = hit_tokens
         sequence.hit_tokens = max(sequence.hit_tokens, min(hit_tokens, sequence.prompt_len))
         self._running[sequence.key] = sequence

@@ -8,7 +8,8 @@
                                                           └───────────┐   ▼
     DONE ◀───────────── all plans that name it acknowledged ───────── ENDING
 
-Pages and the lane are given back only in the last step: a plan in flight may still write through them.
+The lane, and the pages that the next row sees, are given back only in the last step: a plan in flight may still write
+through them.
 
 Positions. `tokens` holds what is known. `issued` positions have been put into plans, `pending` tokens have been asked
 for and are not back yet. A decode row computes position `issued`, whose input is either the last known token or one
@@ -51,6 +52,7 @@ class Sequence:
     """Mutable state of one sequence; only the scheduler changes it."""
 
     __slots__ = (
+        "anchors",
         "call",
         "chain",
         "died_at",
@@ -93,6 +95,8 @@ class Sequence:
         """Its pages in order, for each KV group (`engine.tables`)."""
         self.kept: list[int] = []
         """The first entry of each table that it holds: those before lie before a window."""
+        self.anchors: tuple[int, ...] = ()
+        """Pages behind which somebody else may want to go on (`engine.tables`)."""
         self.sent_pages = 0
         """Entries of each table that the ranks know."""
         self.saves: list[tuple[int, int]] = []

@@ -1,7 +1,7 @@
 """Page tables of sequences: what each one holds of the KV pool, from its admission to its end.
 
     begin    the pages of a cached prefix, locked in the tree
-    advance  pages that no further row of the sequence sees go back, once a plan is drafted (groups with a window)
+    advance  pages that no further row of the sequence sees go back, once a plan is issued (groups with a window)
     grow     pages for the next rows
     share    full pages enter the prefix tree
     release  everything goes back, what is worth it into the tree
@@ -9,6 +9,10 @@
 A sequence has one table for each KV group, all equally long: entry i holds positions [16 i, 16 i + 16), NO_PAGE where
 the group does not keep them for this sequence any more (`Sequence.kept` is the first entry that it holds). Entry i is
 the tree's where `chain[i]` has that very page, else the sequence's alone.
+
+*Anchors* are the places of a sequence where somebody else may want to go on: the end of what it shares with the tree,
+and the end of its prompt. The window before an anchor, like the one before its end, is kept as long as any cached page;
+what else lies before a window is the first to be used again, so that a long prompt does not cost others their windows.
 
 Pages go back at once, without waiting for the plans in flight that name them: ranks run plans in order, so whoever gets
 the page writes it in a later plan, or in the plan whose rows do not see it any more. Only the end of a sequence waits
@@ -34,9 +38,11 @@ class PageTables:
         """Full pages enter the prefix tree."""
         self._groups = len(pool.windows)
 
-    def begin(self, sequence: Sequence, path: list[Node]) -> None:
-        """Hold a cached prefix: all of it in group 0, the window behind its end in the others."""
+    def begin(self, sequence: Sequence, path: list[Node], known: int) -> None:
+        """Hold a cached prefix: all of it in group 0, the window before its end in the others. `known` pages of the
+        prompt are in the tree, more than those of the path where windows are gone."""
         start = len(path) * PAGE_LEN
+        sequence.anchors = (known, sequence.prompt_len // PAGE_LEN)
         sequence.chain = list(path)
         sequence.tables = []
         sequence.kept = [self._pool.first_seen(group, start) for group in range(self._groups)]
@@ -50,7 +56,7 @@ class PageTables:
         for group in range(1, self._groups):
             table, first = sequence.tables[group], self._pool.first_seen(group, sequence.issued)
             for index in range(sequence.kept[group], first):
-                self._give_up(sequence, group, index)
+                self._give_up(sequence, group, index, keep=self._is_before_anchor(sequence, group, index))
                 table[index] = NO_PAGE
             sequence.kept[group] = max(sequence.kept[group], first)
 
@@ -72,14 +78,15 @@ class PageTables:
 
     def fits(self, target: int, path: list[Node], chunk: int, others: int) -> bool:
         """Whether a newcomer of `target` tokens behind `path` finds room, one page being left to each of the `others`:
-        without, it would be preempted at once. A group with a window needs room for it and a chunk."""
+        without, it would be preempted at once. In a group with a window nobody grows: it needs room for the window and
+        a chunk, less what the path brings, and the others have theirs."""
         for group, window in enumerate(self._pool.windows):
             first = self._pool.first_seen(group, len(path) * PAGE_LEN)
-            need = pages_for(target + 1) - len(path)
+            need = pages_for(target + 1) - len(path) + others
             if window:
-                need = min(need, pages_for(window + chunk) + 1)
+                need = min(need - others, pages_for(window + chunk) + 1 - (len(path) - first))
             locking = sum(node.locks[group] == 0 for node in path[first:])
-            if need + others > self._pool.available(group) - locking:
+            if need > self._pool.available(group) - locking:
                 return False
         return True
 
@@ -116,8 +123,7 @@ class PageTables:
             chain.append(node)
 
     def release(self, sequence: Sequence) -> None:
-        """Give everything back. Nothing in flight names the sequence."""
-        self.share(sequence, leaving=True)
+        """Give everything back. Nothing in flight names the sequence, and it has shared what it could, `leaving`."""
         chain = sequence.chain
         for group in range(1, self._groups):
             for index in reversed(range(sequence.kept[group], len(sequence.tables[group]))):
@@ -126,11 +132,22 @@ class PageTables:
         self._pool.unlock(chain)
         self._pool.give_back(0, own)
 
-    def _give_up(self, sequence: Sequence, group: int, index: int) -> None:
-        """One entry of a group with a window: back to the tree, or to the free list."""
+    def _is_before_anchor(self, sequence: Sequence, group: int, index: int) -> bool:
+        """Whether a row at one of the anchors would see the page."""
+        return any(self._pool.first_seen(group, at * PAGE_LEN) <= index < at for at in sequence.anchors)
+
+    def _give_up(self, sequence: Sequence, group: int, index: int, *, keep: bool = True) -> None:
+        """One entry of a group with a window: back to the tree, to be kept there or to be used again first, or to the
+        free list. What is to be kept fills the gap of a node that another sequence made."""
         page = sequence.tables[group][index]
         node = sequence.chain[index] if index < len(sequence.chain) else None
+        if node is None and keep and self._shared:
+            path = self._pool.match(sequence.tokens, index + 1)
+            if len(path) == index + 1 and path[index].pages[group] == NO_PAGE:
+                node = path[index]
+                self._pool.adopt(node, group, page)
+                self._pool.lock(node, group)
         if node is not None and node.pages[group] == page:
-            self._pool.unlock([node], group)
+            self._pool.unlock([node], group, first=not keep)
         else:
             self._pool.give_back(group, [page])

@@ -84,19 +84,18 @@ class Fleet:
         self._serving_since = self._clock()
         return self._facts
 
-    async def restart(self, kv_slots: int | None = None) -> None:
+    async def restart(self, kv_slots: int | None = None, window_slots: tuple[tuple[int, int], ...] = ()) -> None:
         """End what is left of this life and bring up another with the same load, waiting first if deaths come in a row.
 
-        `kv_slots` changes the size of the KV pool from here on (a worker that was killed for memory); no window's part
-        of it is larger.
+        `kv_slots` and `window_slots` are the KV pool's sizes from here on (`wire.records.LoadSpec`), where they change:
+        after a worker that was killed for memory.
 
         A life that dies before it serves is followed by another, up to `START_ATTEMPTS`. Raises WorkerLost then, or at
         once what a rank refuses to load for.
         """
         assert self._load is not None, "restart comes after load"
         if kv_slots is not None:
-            windows = tuple((window, min(slots, kv_slots)) for window, slots in self._load.window_slots)
-            self._load = msgspec.structs.replace(self._load, kv_slots=kv_slots, window_slots=windows)
+            self._load = msgspec.structs.replace(self._load, kv_slots=kv_slots, window_slots=window_slots)
         lived_s = 0.0 if self._serving_since is None else self._clock() - self._serving_since
         self._serving_since = None
         served = self._life is not None and self._life.served

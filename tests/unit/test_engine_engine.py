@@ -80,7 +80,7 @@ class FakeFleet:
         self.lanes.clear()
         self.engine.on_lost(Loss(0, "killed by the test", oom))
 
-    async def restart(self, kv_slots: int | None = None) -> None:
+    async def restart(self, kv_slots: int, window_slots: tuple[tuple[int, int], ...]) -> None:
         self.kv_slots = kv_slots
         await asyncio.sleep(0)
         if self.fail_restart:

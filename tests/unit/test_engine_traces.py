@@ -80,19 +80,27 @@ class Rank:
             if new.restore >= 0:
                 self.lanes[new.lane].state = self.checkpoints[new.restore]
                 self.restored += 1
-        samples = [sample for rows in draft.rows if (sample := self._rows(rows)) is not None]
+        # As backends do: every row of a plan is stored before any is read.
+        for rows in draft.rows:
+            self._append_pages(rows)
+        for rows in draft.rows:
+            self._store(rows)
+        samples = [sample for rows in draft.rows if (sample := self._read(rows)) is not None]
         for rows in draft.rows:
             if rows.save >= 0:
                 self.checkpoints[rows.save] = self.lanes[rows.lane].state
         return samples
 
-    def _rows(self, rows: LaneRows) -> Sample | None:
+    def _append_pages(self, rows: LaneRows) -> None:
         lane = self.lanes[rows.lane]
         assert lane.request == rows.request
         pages = unpack_ints(rows.pages)
         count = len(pages) // len(self.windows)
         for group, table in enumerate(lane.tables):
             table.extend(pages[group * count : (group + 1) * count])
+
+    def _store(self, rows: LaneRows) -> None:
+        lane = self.lanes[rows.lane]
         inputs = list(unpack_ints(rows.tokens)) if rows.tokens else [lane.last]
         del lane.history[rows.start :]
         while len(lane.history) < rows.start:  # a prefix hit: the history is what the pages say
@@ -102,6 +110,9 @@ class Rank:
             for group in range(len(self.windows)):
                 self.slots[lane.slot(group, len(lane.history))] = (token, digest([token], before))
             lane.history.append((token, digest([token], before)))
+
+    def _read(self, rows: LaneRows) -> Sample | None:
+        lane = self.lanes[rows.lane]
         for group, window in enumerate(self.windows):
             first = max(0, rows.start - window + 1) if window else 0
             stored = [self.slots[lane.slot(group, position)] for position in range(first, len(lane.history))]
@@ -428,7 +439,7 @@ def test_a_smaller_pool_after_a_loss_fails_what_cannot_fit_and_cuts_what_outgrow
     for sequence in (long, short):
         trace.calls[sequence.key], trace.shown[sequence.key] = sequence, []
     trace.rank = Rank()
-    emits = trace.scheduler.lose_fleet(64)
+    emits = trace.scheduler.lose_fleet(replace(trace.limits, kv_tokens=64))
     trace.note(emits)
     assert [emit.error for emit in emits] == ["its 100 tokens do not fit the KV pool that is left, of 64 tokens"]
     assert trace.finish == {long.key: FinishReason.ERROR}
@@ -486,7 +497,7 @@ def test_a_window_holds_its_tokens_and_a_chunk() -> None:
     """A prompt of eight times the window, and an answer: what layers with the window hold at any moment."""
     trace = windowed()
     ask(trace, tuple(n % 40 + 8 for n in range(256)), 100)
-    assert trace.scheduler.census()[1].capacity * PAGE_LEN == 32 + 16 + 64
+    assert trace.scheduler.census()[1].capacity * PAGE_LEN == (1 + 4) * (32 + 16) + 64
     assert most_in_window(trace) == 32 + 64
     assert trace.scheduler.census()[0].cached * PAGE_LEN >= 256
 
@@ -500,25 +511,56 @@ def test_prompts_one_behind_the_other_hold_their_windows_and_one_chunk() -> None
     assert trace.scheduler.preemptions == 0
 
 
-def test_a_hit_is_as_deep_as_the_window_that_is_left() -> None:
-    trace = windowed(kv_tokens=2048)
-    stem = tuple(n % 40 + 8 for n in range(200))
-    ask(trace, stem + (8,) * 8)
-    trace.finish_all()
-    # Pages of the window behind 208 tokens are cached: the next turn goes on there. In the middle they were let go of,
-    # and used again: whoever parts from the prompt there begins from its start.
-    again, parting = ask(trace, stem + (8,) * 8 + (9,) * 30), ask(trace, stem[:96] + (9,) * 40)
-    trace.finish_all()
-    assert (again.hit_tokens, parting.hit_tokens) == (208, 0)
+STEM = tuple(n % 40 + 8 for n in range(400))
+STRANGER = (STEM[9:], 3)
+"""A long prompt and a short answer, of somebody else."""
 
 
-def test_windows_of_two_turns_are_kept_where_there_is_room() -> None:
-    trace = windowed(kv_tokens=2048, running=8)
-    stem = tuple(n % 40 + 8 for n in range(64))
-    for tail in ((8,) * 40, (9,) * 40, (10,) * 40):
-        ask(trace, stem + tail)
+def hits(trace: Trace, *asked: tuple[tuple[int, ...], int]) -> list[int]:
+    """Cached tokens of requests one after the other, each of a prompt and so many tokens of answer."""
+    found = []
+    for prompt, max_tokens in asked:
+        sequence = ask(trace, prompt, max_tokens)
         trace.finish_all()
-    assert [sequence.hit_tokens for sequence in trace.calls.values()] == [0, 64, 64]
+        found.append(sequence.hit_tokens)
+    return found
+
+
+def test_a_hit_is_as_deep_as_the_window_that_is_left() -> None:
+    """The window before the end of a prompt is kept, and the one before the end of an answer; in the middle of a prompt
+    nothing is, and who parts from it there begins from its start."""
+    asked = (STEM[:208], 3), STRANGER, (STEM[:208] + (9,) * 30, 3), (STEM[:96] + (9,) * 40, 3)
+    assert hits(windowed(kv_tokens=2048), *asked) == [0, 0, 208, 0]
+
+
+def test_a_prompt_is_found_again_behind_a_long_answer() -> None:
+    """As where a template leaves out what a model thought."""
+    assert hits(windowed(), (STEM[:208], 300), (STEM[:208] + (9,) * 30, 3)) == [0, 208]
+
+
+def test_what_two_prompts_share_is_found_by_the_third() -> None:
+    """The first one does not know where others will part from it; the second one does."""
+    first, second, third = ((STEM[:112] + (tail,) * 150, 3) for tail in (9, 10, 11))
+    assert hits(windowed(kv_tokens=4096), first, STRANGER, second, STRANGER, third) == [0, 0, 0, 384, 112]
+
+
+def test_a_long_prompt_does_not_cost_others_their_windows() -> None:
+    talks = [((tail,) * 96, 3) for tail in (8, 9)]
+    turns = [((tail,) * 96 + (20,) * 32, 3) for tail in (8, 9)]
+    assert hits(windowed(kv_tokens=4096), *talks, (STEM, 3), *turns) == [0, 0, 0, 96, 96]
+
+
+def test_the_last_place_is_for_a_long_request_too() -> None:
+    """All others decode with their windows full; one more is admitted by the next plan."""
+    trace = windowed(running=4, kv_tokens=4096)
+    for first in range(3):
+        ask(trace, tuple((n + first) % 40 + 8 for n in range(200)), 400)
+    for _ in range(40):
+        trace.issue()
+        trace.acknowledge()
+    last = ask(trace, STEM[7:307])
+    trace.issue()
+    assert last.lane >= 0
 
 
 def test_a_double_that_is_left_fills_the_gaps_of_the_tree() -> None:

@@ -134,7 +134,7 @@ class ScriptFleet:
         entry = Logprobs(token, -0.5, ((65, -1.0), (66, float("-inf")))[:top]) if top >= 0 else None
         return Sample(row.lane, row.request, row.start + max(1, len(tokens)), token, entry, about)
 
-    async def restart(self, kv_slots: int | None = None) -> None:
+    async def restart(self, kv_slots: int, window_slots: tuple[tuple[int, int], ...]) -> None:
         raise AssertionError("not in these tests")
 
     def shared_memory_names(self) -> list[str]:
