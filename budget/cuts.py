@@ -31,7 +31,7 @@ from budget.placement import Cut, Option, Shard, last_share, layer_share, pipeli
 from budget.solve import TOKENS_MAX, room
 from budget.speed import DeviceRates, rates_of
 from budget.terms import standing_bytes, terms
-from budget.vectors import apportion, best_token_vector, reduced
+from budget.vectors import apportion, best_token_vector, layers_of_ratio, reduced
 from budget.wish import PAGE
 
 _BLENDS = (0.0, 0.5, 1.0)
@@ -272,4 +272,4 @@ def _given_cut(job: Job, option: Option) -> Cut | None:
     count, ratio = len(job.layers), job.wish.pipeline_ratio
     if not ratio:
         return None
-    return Cut(ranges_of(ratio if sum(ratio) == count else apportion(count, ratio, at_least=1)))
+    return Cut(ranges_of(layers_of_ratio(ratio, count)))

@@ -58,6 +58,12 @@ def apportion(units: int, weights: Sequence[int | float], at_least: int = 0) -> 
     return tuple(given)
 
 
+def layers_of_ratio(ratio: Sequence[int], layers: int) -> tuple[int, ...]:
+    """Layers of each rank: the numbers of `ratio` themselves where they sum to `layers`, else in proportion to them,
+    but at least one."""
+    return tuple(ratio) if sum(ratio) == layers else apportion(layers, ratio, at_least=1)
+
+
 def heads_together(columns: int, block_len: int) -> int:
     """The fewest heads of `columns` columns each that are whole blocks of a matrix that sums over their columns."""
     return block_len // math.gcd(columns, block_len)

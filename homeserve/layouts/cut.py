@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from budget.placement import ranges_of
-from budget.vectors import apportion
+from budget.vectors import layers_of_ratio
 from homeserve.errors import SettingError
 from homeserve.layouts.partition import Run, checked_vector
 
@@ -74,8 +74,7 @@ def cut_by_ratio(ratio: Sequence[int], layers: int, kv_sources: Mapping[int, int
             field=FIELD,
             fix=f"give numbers that sum to {layers}, or smaller ones as proportions",
         )
-    counts = numbers if total == layers else apportion(layers, numbers, at_least=1)
-    return cut_of_ranges(ranges_of(counts), layers, kv_sources)
+    return cut_of_ranges(ranges_of(layers_of_ratio(numbers, layers)), layers, kv_sources)
 
 
 def cut_of_ranges(ranges: Sequence[tuple[int, int]], layers: int, kv_sources: Mapping[int, int]) -> PipelineCut:

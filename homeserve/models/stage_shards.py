@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 
 from homeserve.errors import UnsupportedModel
 from homeserve.layouts import partition
-from homeserve.layouts.partition import Partition, Run
+from homeserve.layouts.partition import Partition, Run, checked_vector
 from homeserve.layouts.shards import (
     Split,
     TensorForm,
@@ -42,9 +42,10 @@ from homeserve.layouts.shards import (
     once,
 )
 from homeserve.layouts.transition import StateForm
-from homeserve.models.config import OUTPUT, OUTPUT_BIAS, OUTPUT_NORM, TOKEN_EMBD
+from homeserve.models.config import OUTPUT, OUTPUT_BIAS, OUTPUT_NORM, ROPE_FREQS, TOKEN_EMBD, TOKEN_INPUT
 from homeserve.models.stages import Attention, Dense, Experts, GatedDeltaNet, Stage, TokenInput
 
+FIELD = "weight_vector"
 _FLOAT_BYTES = 4
 _VECTORS = frozenset({"attn_sinks", "ssm_dt", "ssm_a"})
 """Roles of vectors with a number for each head; biases are vectors, too."""
@@ -63,8 +64,10 @@ class LayerShards:
 def layer_shards(stages: Sequence[Stage], present: Mapping[str, TensorForm], vector: Sequence[int]) -> LayerShards:
     """Of a layer whose tensors are `present`, under the weight vector.
 
-    Raises SettingError for more ranks than query heads, UnsupportedModel for a tensor that no stage divides."""
-    build = _Build(present, tuple(vector))
+    Raises SettingError for a vector with a zero and for more ranks than query heads, UnsupportedModel for a tensor that
+    no stage divides.
+    """
+    build = _Build(present, checked_vector(vector, FIELD))
     for stage in stages:
         match stage:
             case Attention():
@@ -81,14 +84,15 @@ def layer_shards(stages: Sequence[Stage], present: Mapping[str, TensorForm], vec
 
 
 def model_shards(present: Mapping[str, TensorForm], vector: Sequence[int]) -> Mapping[str, Split]:
-    """Of the tensors beside the layers, by their names: head and embedding by rows of the vocabulary, the final norm on
-    every rank. (Embedding rows are looked up in the host's copy, whole; a shard is for a tied head.)"""
+    """Of the tensors beside the layers, by their names: head and tables by rows of the vocabulary, the others on every
+    rank. (Rows of tables are looked up in the host's copy, whole; a shard of the embedding is for a tied head.)"""
+    vector = checked_vector(vector, FIELD)
     found: dict[str, Split] = {}
     for name, form in present.items():
-        if name in (TOKEN_EMBD, OUTPUT, OUTPUT_BIAS):
+        if name in (TOKEN_EMBD, TOKEN_INPUT[0], OUTPUT, OUTPUT_BIAS):
             rows = partition.vocabulary(form.cols if name == OUTPUT_BIAS else form.rows, vector)
             found[name] = along(form, [(run,) for run in rows.runs], vector=name == OUTPUT_BIAS)
-        elif name == OUTPUT_NORM:
+        elif name in (OUTPUT_NORM, ROPE_FREQS, *TOKEN_INPUT[1:]):
             found[name] = copied(form, len(vector))
         else:
             raise UnsupportedModel(f"the tensor layout does not know how to divide {name}", field=name)
@@ -106,10 +110,25 @@ class _Build:
         for role, form in self.present.items():
             if role in self.out.splits:
                 continue
+            if role.startswith("nextn."):
+                self.out.splits[role] = self._drafting(role, form)
+                continue
             if not (role.endswith("_norm") or role in _COPIED_ROLES or role.startswith("ffn_gate_inp")):
                 raise UnsupportedModel(f"the tensor layout does not know how to divide {role}", field=role)
             self.out.splits[role] = copied(form, self.ranks)
         return self.out
+
+    def _drafting(self, role: str, form: TensorForm) -> Split:
+        """What a drafting block has beside its layer: the joining projection is one more sum, tables and a head of its
+        own are cut by rows of the vocabulary, norms are on every rank."""
+        match role.removeprefix("nextn."):
+            case "eh_proj":
+                columns = partition.ffn_columns(form.cols, form.block_len, self.vector)
+                return by_columns(form, _each(columns, 1))
+            case "embed_tokens" | "shared_head_head":
+                return by_rows(form, _each(partition.vocabulary(form.rows, self.vector), 1))
+            case _:
+                return copied(form, self.ranks)
 
     # ---------------------------------------------------------------------------------------------------- attention
 

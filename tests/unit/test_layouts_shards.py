@@ -148,6 +148,14 @@ def test_delta_nets_are_covered_once(data: st.DataObject, vector: tuple[int, ...
     for runs, whole in ((found.state.channels, stage.channels), (found.state.heads, stage.value_heads)):
         every = sorted(thing for own in runs for run in own for thing in range(run.first, run.end))
         assert every == list(range(whole))
+    (keys,) = found.partitions
+    for own, heads in zip(keys.runs, found.state.heads, strict=True):  # each value head lies with its key head
+        every = [head for run in heads for head in range(run.first, run.end)]
+        assert {head % stage.key_heads if stage.tiled else head // share for head in every} == set(
+            range(own.first, own.end)
+        )
+    out = [[run for piece in pieces for run in piece.cols] for pieces in found.splits["ssm_out"]]
+    assert out == [[run.times(64) for run in heads] for heads in found.state.heads]
 
 
 def test_value_heads_of_a_tiled_order_are_one_run_in_each_tile() -> None:
@@ -180,7 +188,9 @@ def dense_forms(width: int, block: int) -> Forms:
 @few
 @given(st.integers(1, 12), st.sampled_from(tuple(BLOCKS)), vectors)
 def test_a_dense_stage_is_covered_once(units: int, block: int, vector: tuple[int, ...]) -> None:
-    covered([Dense(units * block, READ)], dense_forms(units * block, block), vector)
+    found = covered([Dense(units * block, READ)], dense_forms(units * block, block), vector)
+    gates = [[run for piece in pieces for run in piece.rows] for pieces in found.splits["ffn_gate"]]
+    assert gates == [[run for piece in pieces for run in piece.cols] for pieces in found.splits["ffn_down"]]
 
 
 def expert_forms(stage: Experts, block: int, fused: bool) -> Forms:
@@ -242,6 +252,13 @@ def test_a_matrix_of_one_row_is_no_vector() -> None:
     assert sizes(found.splits["ssm_dt"]) == [(1, 1), (0, 0)]
 
 
+def test_a_weight_vector_with_a_zero_is_refused() -> None:
+    with pytest.raises(SettingError, match="weight_vector 2,0: rank 1 has 0 of 2 parts"):
+        layer_shards([Dense(64, READ)], dense_forms(64, 1), (2, 0))
+    with pytest.raises(SettingError, match="weight_vector"):
+        model_shards({}, ())
+
+
 def test_a_tensor_that_no_stage_divides_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="how to divide odd"):
         layer_shards([Dense(64, READ)], dense_forms(64, 1) | {"odd": form(1, 1)}, (1, 1))
@@ -271,7 +288,16 @@ def test_head_and_embedding_are_cut_by_rows_of_the_vocabulary(vocab: int, vector
 
 
 TINY = Path(__file__).parent.parent / "data/tiny"
-FAMILIES = ("gemma3_text", "gpt_oss", "llama", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next_mtp")
+FAMILIES = (
+    "gemma3_text",
+    "gpt_oss",
+    "llama",
+    "qwen3_5_moe_text",
+    "qwen3_5_text",
+    "qwen3_moe",
+    "qwen3_5_text_mtp",
+    "qwen3_next_mtp",
+)
 
 
 def forms(tensors: Mapping[str, TensorView]) -> Mapping[str, TensorForm]:
@@ -281,6 +307,15 @@ def forms(tensors: Mapping[str, TensorView]) -> Mapping[str, TensorForm]:
     }
 
 
+def own_and_shared(present: Mapping[str, TensorForm], splits: Mapping[str, Split]) -> tuple[int, int]:
+    """Bytes that one rank alone holds, over all ranks, and bytes that each has a copy of."""
+    own = shared = 0
+    for role, split in splits.items():
+        own += sum(piece.nbytes(present[role]) for pieces in split for piece in pieces if not piece.copied)
+        shared += sum(piece.nbytes(present[role]) for piece in split[0] if piece.copied)
+    return own, shared
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_byte_of_a_checkpoint_is_held_once_or_copied(name: str) -> None:
     opened = checkpoint.open(str(TINY / f"{name}.f32.gguf"))
@@ -288,28 +323,22 @@ def test_every_byte_of_a_checkpoint_is_held_once_or_copied(name: str) -> None:
     config = settle(family.config_from(opened.metadata), opened.tensors.keys())
     every = forms(opened.tensors)
     opened.close()
-    ranks = min(3, *config.layer_heads[: config.layers])
-    for layer in range(config.layers):
-        stages, names = family.stage_facts(config, layer), family.tensor_names(config, layer)
-        once_each = {role: of for of, role in {of: role for role, of in names.items()}.items()}
-        present = {role: every[of] for role, of in once_each.items() if of in every}
-        for vector in VECTORS:
-            found = covered(stages, present, vector[:ranks])
-            own = sum(
-                piece.nbytes(present[role])
-                for role, split in found.splits.items()
-                for pieces in split
-                for piece in pieces
-                if not piece.copied
-            )
-            shared = sum(
-                piece.nbytes(present[role])
-                for role, split in found.splits.items()
-                for piece in split[0]
-                if piece.copied
-            )
-            assert own + shared == sum(each.nbytes for each in present.values())
+    stages = [family.stage_facts(config, layer) for layer in range(config.layers)]
+    if family.nextn_facts is not None:
+        stages += [family.nextn_facts(config, index) for index in range(config.nextn)]
+    ranks = min([3, *(stage.heads for layer in stages for stage in layer if isinstance(stage, Attention))])
+    for vector in VECTORS:
+        total, left = 0, dict(every)
+        for layer, facts in enumerate(stages):
+            names = {of: role for role, of in family.tensor_names(config, layer).items() if of in every}
+            present = {role: left.pop(of) for of, role in names.items()}
+            own, shared = own_and_shared(present, covered(facts, present, vector[:ranks]).splits)
             assert own > 3 * shared
+            total += own + shared
+        beside = model_shards(left, vector[:ranks])
+        for of, split in beside.items():
+            check_cover(left[of], split)
+        assert total + sum(own_and_shared(left, beside)) == sum(form.nbytes for form in every.values())
 
 
 # ------------------------------------------------------------------------------------------------------------ the check
