@@ -13,8 +13,9 @@ import pytest
 from backends.base import Batch, Buffer, EmbedRows, Linear, LinearPart, TensorView, Weight
 from budget.host_lines import packed_tensor_bytes
 
-# Every tile size of every level (1, 2, 4, 6, 8, 12), their sums, and what is left over.
-ROW_COUNTS = (1, 2, 3, 5, 12, 29)
+# Tiles of few rows and of many, on both sides of where one way gives way to the other, and what is left over.
+ROW_COUNTS = (1, 2, 3, 5, 12, 29, 75)
+MANY = 72  # batch rows from which on every type is unpacked into memory first
 
 
 def columns_of(kind: str) -> tuple[int, ...]:
@@ -41,7 +42,7 @@ def linear(
             ),
         )
         weights = [table, *(view for part in parts for view in part if view is not None)]
-        program = rig.bind(rig.backend(level, threads), [feed, op], weights)
+        program = rig.bind(rig.backend(level, threads), [feed, op], weights, rows=128)
         outs.append(program.run(rig.plain_batch(len(x))).copy())
         program.close()
     return outs
@@ -60,7 +61,7 @@ def test_linear_equals_the_dequantised_product(level: str, kind: str) -> None:
     for cols in columns_of(kind):
         for rows in (16, 40, 129):
             view, meaning = rig.weights_of(kind, rows, cols, seed=rows)
-            x = random.standard_normal((29, cols)).astype(np.float32)
+            x = random.standard_normal((MANY, cols)).astype(np.float32)
             want, scale = oracle(kind, x, meaning)
             (got,) = linear(level, x, [(view, None)])
             rig.close_to(got, want, scale, 4e-6)
@@ -78,6 +79,18 @@ def test_a_row_has_the_same_bits_in_every_batch_and_for_every_thread_count(level
             assert np.array_equal(rig.bits(got), rig.bits(whole[-count:])), (threads, count)
 
 
+@pytest.mark.parametrize("kind", rig.ALL_TYPES)
+def test_rows_of_several_blocks_and_slices_have_the_bits_of_a_few_rows(level: str, kind: str) -> None:
+    """More batch rows, weight rows and columns than many rows take at once (linear.cpp, packed.h): 96, 256 and 512."""
+    for rows, cols in ((40, 768), (1600, 256 if kind in rig.K_TYPES else 64)):
+        view, _ = rig.weights_of(kind, rows, cols)
+        x = np.random.default_rng(4).standard_normal((101, cols)).astype(np.float32)
+        (whole,) = linear(level, x, [(view, None)], threads=1)
+        for first in (0, 95, 97):
+            (got,) = linear(level, x[first : first + 4], [(view, None)])
+            assert np.array_equal(rig.bits(got), rig.bits(whole[first : first + 4])), (rows, first)
+
+
 def test_extreme_weights_and_activations_do_not_saturate(level: str) -> None:
     """Q8_0 at -128 against activations of one magnitude: the largest sums that there are."""
     values = np.full((16, 64), -128, np.int8)
@@ -88,8 +101,10 @@ def test_extreme_weights_and_activations_do_not_saturate(level: str) -> None:
     view = TensorView("extreme", rig.QuantType.Q8_0, 16, 64, blocks.reshape(-1))
     meaning = values.astype(np.float32) * np.float32(np.float16(0.01))
     x = np.stack([np.full(64, 3.0), np.full(64, -3.0), np.where(np.arange(64) % 2, 3.0, -3.0)]).astype(np.float32)
+    x = np.tile(x, (MANY // 3, 1))
     want, scale = oracle("Q8_0", x, meaning)
-    rig.close_to(linear(level, x, [(view, None)])[0], want, scale, 4e-6)
+    for count in (3, MANY):
+        rig.close_to(linear(level, x[:count], [(view, None)])[0], want[:count], scale[:count], 4e-6)
 
 
 @pytest.mark.parametrize("kind", tuple(kind for kind in rig.SCALES_AT if kind != "Q8_0"))
@@ -103,9 +118,24 @@ def test_all_bits_set_do_not_saturate(level: str, kind: str) -> None:
         blocks[:, 0] = 120
     full = TensorView("full", quant, 16, 256, blocks.reshape(-1))
     meaning = rig.gguf.dequantize(blocks.reshape(16, -1), rig.gguf.GGMLQuantizationType[kind]).astype(np.float32)
-    x = np.stack([np.full(256, 3.0), np.full(256, -3.0), np.zeros(256)]).astype(np.float32)
+    x = np.tile(np.stack([np.full(256, 3.0), np.full(256, -3.0), np.zeros(256)]).astype(np.float32), (MANY // 3, 1))
     want, scale = oracle(kind, x, meaning)
-    rig.close_to(linear(level, x, [(full, None)])[0], want, scale, 4e-6)
+    for count in (3, MANY):
+        rig.close_to(linear(level, x[:count], [(full, None)])[0], want[:count], scale[:count], 4e-6)
+
+
+def test_the_largest_products_of_q6_k_just_fit(level: str) -> None:
+    """Scale -128 times value -32 times activation 32767, sixteen times, is 65536 short of 2^31."""
+    blocks = np.zeros((16, 210), np.uint8)
+    blocks[:, 192:208] = 0x80
+    blocks[:, 208:] = np.full((16, 1), 0.01, np.float16).view(np.uint8)
+    view = TensorView("largest", rig.QuantType.Q6_K, 16, 256, blocks.reshape(-1))
+    meaning = rig.gguf.dequantize(blocks, rig.gguf.GGMLQuantizationType.Q6_K).astype(np.float32)
+    assert (meaning == np.float32(np.float16(0.01)) * 4096).all()
+    x = np.tile(np.stack([np.full(256, 3.0), np.full(256, -3.0)]).astype(np.float32), (MANY // 2, 1))
+    want, scale = oracle("Q6_K", x, meaning)
+    for count in (2, MANY):
+        rig.close_to(linear(level, x[:count], [(view, None)])[0], want[:count], scale[:count], 4e-6)
 
 
 def test_parts_of_different_types_and_sizes_share_one_input(level: str) -> None:

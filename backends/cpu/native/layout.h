@@ -90,13 +90,13 @@ constexpr size_t group_bytes(int type, int cols) {
 }
 
 // Activations of 32 columns as int16: x ≈ d * q, the largest magnitude maps to 32767. Each four columns lie in the order
-// 0, 2, 1, 3, because the bytes of a lane are split into pairs by taking every other one. `s` = d * sum(q) pays for
-// offsets and minima; `half_s` are its parts for columns 0..15 and 16..31.
+// 0, 2, 1, 3, because the bytes of a lane are split into pairs by taking every other one. `half_sum` are the
+// sums of q over columns 0..15 and 16..31, for offsets; `s` = d * (their sum), for minima.
 struct ActBlock {
     int16_t q[32];
     float d;
     float s;
-    float half_s[2];
+    int32_t half_sum[2];
 };
 static_assert(sizeof(ActBlock) == 80, "activation blocks are packed");
 

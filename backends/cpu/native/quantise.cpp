@@ -10,6 +10,12 @@ constexpr float MOST = 32767.0f;
 // Below this the reciprocal of the scale overflows; such a block is nothing but rounding noise and becomes zeros.
 constexpr float SMALLEST = 1e-30f;
 
+int32_t sum_of(const int16_t *q) {
+    int32_t sum = 0;
+    for (int i = 0; i < 16; i++) sum += q[i];
+    return sum;
+}
+
 }  // namespace
 
 void quantise_blocks(const float *row, ActBlock *out, int first, int last) {
@@ -23,11 +29,10 @@ void quantise_blocks(const float *row, ActBlock *out, int first, int last) {
         ActBlock &block = out[b];
         store_pairs(block.q, low);
         store_pairs(block.q + 16, high);
-        // Sixteen integers of 15 bits: floats hold their sum exactly, in any order.
-        block.half_s[0] = d * lane_sum(to_float(low));
-        block.half_s[1] = d * lane_sum(to_float(high));
+        block.half_sum[0] = sum_of(block.q);
+        block.half_sum[1] = sum_of(block.q + 16);
         block.d = d;
-        block.s = block.half_s[0] + block.half_s[1];
+        block.s = d * static_cast<float>(block.half_sum[0] + block.half_sum[1]);   // below 2^24: exact
     }
 }
 

@@ -13,7 +13,7 @@ struct vf {
 struct vi {
     __m256i a, b;
 };
-constexpr int MAX_TILE = 4;        // batch rows of the largest linear tile: 8 accumulators and their operands in 16 registers
+constexpr int LINEAR_ROWS = 6, LINEAR_GROUPS = 1;   // of the largest linear tile: 12 sums, 2 weights, an activation and a product in 16 registers
 constexpr int MAX_QUERIES = 6;   // queries that attention takes at once
 constexpr int MAX_SUMS = 6;      // vectors of its sums that stay in registers beside their operands
 
@@ -51,6 +51,11 @@ HS_INLINE vi load_bytes(const void *p) {
     const __m256i *q = static_cast<const __m256i *>(p);
     return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
 }
+HS_INLINE void store_bytes(void *p, vi x) {
+    __m256i *q = static_cast<__m256i *>(p);
+    _mm256_storeu_si256(q, x.a);
+    _mm256_storeu_si256(q + 1, x.b);
+}
 // Sixteen unsigned bytes or halfwords as int32.
 HS_INLINE vi widen_u8(const uint8_t *p) {
     const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
@@ -67,6 +72,9 @@ HS_INLINE vi look_up(const int8_t (&table)[16], vi x) {
 }
 HS_INLINE vi add(vi x, vi y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 HS_INLINE vi sub(vi x, vi y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
+HS_INLINE vi muli(vi x, vi y) { return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)}; }
+HS_INLINE vi sub16(vi x, vi y) { return {_mm256_sub_epi16(x.a, y.a), _mm256_sub_epi16(x.b, y.b)}; }
+HS_INLINE vi mul16(vi x, vi y) { return {_mm256_mullo_epi16(x.a, y.a), _mm256_mullo_epi16(x.b, y.b)}; }
 HS_INLINE vi and_v(vi x, vi y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
 HS_INLINE vi or_v(vi x, vi y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
 template <int K> HS_INLINE vi shl(vi x) { return {_mm256_slli_epi32(x.a, K), _mm256_slli_epi32(x.b, K)}; }

@@ -20,7 +20,7 @@ struct vf {
 struct vi {
     __m512i v;
 };
-constexpr int MAX_TILE = 12;     // batch rows of the largest linear tile: 24 sums and their operands in 32 registers
+constexpr int LINEAR_ROWS = 8, LINEAR_GROUPS = 2;   // of the largest linear tile: 16 sums, more than the products in flight
 constexpr int MAX_QUERIES = 8;   // queries that attention takes at once
 constexpr int MAX_SUMS = 24;     // vectors of its sums that stay in registers beside their operands
 
@@ -43,6 +43,7 @@ HS_INLINE vf abs_v(vf x) {
 
 HS_INLINE vi set1i(int32_t x) { return {_mm512_set1_epi32(x)}; }
 HS_INLINE vi load_bytes(const void *p) { return {_mm512_loadu_si512(p)}; }
+HS_INLINE void store_bytes(void *p, vi x) { _mm512_storeu_si512(p, x.v); }
 // Sixteen unsigned bytes or halfwords as int32.
 HS_INLINE vi widen_u8(const uint8_t *p) {
     const __m256i words = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
@@ -58,6 +59,9 @@ HS_INLINE vi look_up(const int8_t (&table)[16], vi x) {
 }
 HS_INLINE vi add(vi x, vi y) { return {_mm512_add_epi32(x.v, y.v)}; }
 HS_INLINE vi sub(vi x, vi y) { return {_mm512_sub_epi32(x.v, y.v)}; }
+HS_INLINE vi muli(vi x, vi y) { return {_mm512_mullo_epi32(x.v, y.v)}; }
+HS_INLINE vi sub16(vi x, vi y) { return {_mm512_sub_epi16(x.v, y.v)}; }
+HS_INLINE vi mul16(vi x, vi y) { return {_mm512_mullo_epi16(x.v, y.v)}; }
 HS_INLINE vi and_v(vi x, vi y) { return {_mm512_and_si512(x.v, y.v)}; }
 HS_INLINE vi or_v(vi x, vi y) { return {_mm512_or_si512(x.v, y.v)}; }
 template <int K> HS_INLINE vi shl(vi x) { return {_mm512_slli_epi32(x.v, K)}; }

@@ -24,7 +24,7 @@ struct vf {
 struct vi {
     i32x16 v;
 };
-constexpr int MAX_TILE = 4;
+constexpr int LINEAR_ROWS = 4, LINEAR_GROUPS = 1;   // of the largest linear tile
 constexpr int MAX_QUERIES = 4;   // queries that attention takes at once
 constexpr int MAX_SUMS = 4;      // vectors of its sums that stay in registers beside their operands
 
@@ -49,6 +49,7 @@ HS_INLINE vi load_bytes(const void *p) {
     std::memcpy(&r.v, p, 64);
     return r;
 }
+HS_INLINE void store_bytes(void *p, vi x) { std::memcpy(p, &x.v, 64); }
 // Sixteen unsigned bytes or halfwords as int32.
 HS_INLINE vi widen_u8(const uint8_t *p) {
     u8x16 bytes;
@@ -70,6 +71,9 @@ HS_INLINE vi look_up(const int8_t (&table)[16], vi x) {
 }
 HS_INLINE vi add(vi x, vi y) { return {x.v + y.v}; }
 HS_INLINE vi sub(vi x, vi y) { return {x.v - y.v}; }
+HS_INLINE vi muli(vi x, vi y) { return {reinterpret_cast<i32x16>(reinterpret_cast<u32x16>(x.v) * reinterpret_cast<u32x16>(y.v))}; }
+HS_INLINE vi sub16(vi x, vi y) { return {reinterpret_cast<i32x16>(reinterpret_cast<u16x32>(x.v) - reinterpret_cast<u16x32>(y.v))}; }
+HS_INLINE vi mul16(vi x, vi y) { return {reinterpret_cast<i32x16>(reinterpret_cast<u16x32>(x.v) * reinterpret_cast<u16x32>(y.v))}; }
 HS_INLINE vi and_v(vi x, vi y) { return {x.v & y.v}; }
 HS_INLINE vi or_v(vi x, vi y) { return {x.v | y.v}; }
 HS_INLINE vi shl_by(vi x, int k) { return {reinterpret_cast<i32x16>(reinterpret_cast<u32x16>(x.v) << static_cast<uint32_t>(k))}; }
