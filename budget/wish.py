@@ -58,16 +58,17 @@ def pages(tokens: int) -> int:
     return -(-tokens // PAGE) * PAGE
 
 
-KEPT_WINDOWS_MIN = 4
+KEPT_WINDOWS = 4
+"""Windows that the prefix cache keeps for requests that have ended, beside those of running ones that are idle."""
 
 
 def window_slots(window: int, tokens: int, running: int, chunk: int, *, kept: bool = True) -> int:
     """Slots of a pool for layers that see the last `window` tokens, beside a pool of `tokens`.
 
     A request that decodes holds the pages that its window touches, one more than would hold it at the worst; the prompt
-    rows of a plan, `chunk` of them, are beside the windows behind them. `kept`: beside those of running requests the
-    prefix cache keeps as many windows of others, four at least. And no layer keeps more than all tokens.
+    rows of a plan, `chunk` of them, are beside the windows behind them. `kept`: the prefix cache keeps some windows for
+    others to go on behind. And no layer keeps more than all tokens.
     """
-    windows = running + (max(running, KEPT_WINDOWS_MIN) if kept else 0)
+    windows = running + (KEPT_WINDOWS if kept else 0)
     most = windows * (pages(window) + PAGE) + pages(chunk)
     return min(pages(tokens), most)

@@ -120,10 +120,10 @@ def test_a_long_context_is_priced_with_its_windows_to_the_byte(tokens: int, runn
 
 
 def test_windows_are_what_makes_a_long_context_fit() -> None:
-    """131 072 tokens of 48 layers are 48 GiB; of 8 layers, with the windows of 16 requests, they are 13."""
+    """131 072 tokens of 48 layers are 48 GiB; of 8 layers, with the windows of 16 requests, they are 14.5."""
     wish = Wish(context=131072, kv_tokens=131072)
     made = planned(box(ram_mib=32768), GEMMA, wish)
-    assert line(made, "kv") < 14 << 30
+    assert line(made, "kv") < 15 << 30
     whole = tuple(replace(each, kv=None if each.kv is None else replace(each.kv, window=0)) for each in GEMMA.layers)
     outcome = plan(ceilings(box(ram_mib=32768), None), replace(GEMMA, layers=whole), wish)
     assert isinstance(outcome, Refusal)
@@ -300,7 +300,7 @@ def test_the_report_tells_windows_in_words_and_numbers() -> None:
     made = planned(where, GEMMA, Wish())
     text = "\n".join(report(made, where.memory, ()))
     flat = " ".join(text.split())
-    assert "rows of f16; 40 layers keep at most 16 896 tokens (window 1024)" in flat
+    assert "rows of f16; 40 layers keep at most 21 056 tokens (window 1024)" in flat
     assert "layers with one see only so many tokens" in flat
     plain = planned(where, load_shape("llama3.1-8b"), Wish())
     assert "layers with one see" not in " ".join(report(plain, where.memory, ()))
