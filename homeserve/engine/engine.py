@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from backends.base import PAGE_LEN
 from homeserve.engine.pages import PageCensus
 from homeserve.engine.request import EngineLimits, FinishReason, GenerateCall, TokenEvent
 from homeserve.engine.scheduler import Draft, Emit, Scheduler
@@ -83,6 +84,8 @@ class EngineSnapshot:
     capacity_tokens: int
     used_tokens: int
     cached_tokens: int
+    kv_windows: tuple[dict[str, int], ...]
+    """The same of the layers with a window: what they keep of it."""
     prefix_lookups: int
     prefix_hits: int
     prefix_hit_tokens: int
@@ -304,7 +307,7 @@ class Engine:
 
     def snapshot(self) -> EngineSnapshot:
         scheduler = self._scheduler
-        pages = scheduler.census()[0]
+        pages, *windows = scheduler.census()
         slots = self.limits.kv_tokens // pages.capacity if pages.capacity else 0
         return EngineSnapshot(
             state=self._state,
@@ -317,6 +320,15 @@ class Engine:
             capacity_tokens=pages.capacity * slots,
             used_tokens=(pages.live + pages.protected) * slots,
             cached_tokens=pages.cached * slots,
+            kv_windows=tuple(
+                {
+                    "window": each.window,
+                    "capacity_tokens": each.capacity * PAGE_LEN,
+                    "used_tokens": (each.live + each.protected) * PAGE_LEN,
+                    "cached_tokens": each.cached * PAGE_LEN,
+                }
+                for each in windows
+            ),
             prefix_lookups=scheduler.prefix.lookups,
             prefix_hits=scheduler.prefix.hits,
             prefix_hit_tokens=scheduler.prefix.hit_tokens,

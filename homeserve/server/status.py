@@ -96,7 +96,10 @@ def _engine_part(engine: EngineSnapshot | None) -> dict[str, Any]:
     unknown = {"p50": None, "p99": None}
     return {
         "requests": _known(engine, "running", "waiting", "finished", "aborted"),
-        "kv": _known(engine, "capacity_tokens", "used_tokens", "cached_tokens"),
+        "kv": {
+            **_known(engine, "capacity_tokens", "used_tokens", "cached_tokens"),
+            "windows": list(engine.kv_windows) if engine is not None else None,
+        },
         "prefix": _known(engine, "lookups", "hits", "hit_tokens", prefix="prefix_"),
         "engine": {
             **_known(engine, "plans_issued", "plans_acked", "preemptions", "decode_skips_max"),

@@ -744,7 +744,7 @@ STATUS_KEYS = {
     "vectors": {"weight", "token"},
     "pipeline": {"ranges"},
     "requests": {"running", "waiting", "finished", "aborted"},
-    "kv": {"capacity_tokens", "used_tokens", "cached_tokens"},
+    "kv": {"capacity_tokens", "used_tokens", "cached_tokens", "windows"},
     "prefix": {"lookups", "hits", "hit_tokens"},
     "draft": {"enabled", "why_not", "accept_len", "accept_rate", "by_position", "carried", "uncarried"},
     "flip": {"policy", "committed", "abandoned", "hold_reason", "unarmed_work_count"},
