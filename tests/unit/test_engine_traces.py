@@ -535,7 +535,7 @@ def test_a_hit_is_as_deep_as_the_window_that_is_left() -> None:
 
 def test_a_prompt_is_found_again_behind_a_long_answer() -> None:
     """As where a template leaves out what a model thought."""
-    assert hits(windowed(), (STEM[:208], 300), (STEM[:208] + (9,) * 30, 3)) == [0, 208]
+    assert hits(windowed(kv_tokens=2048), (STEM[:208], 70), STRANGER, (STEM[:208] + (9,) * 30, 3)) == [0, 0, 208]
 
 
 def test_what_two_prompts_share_is_found_by_the_third() -> None:
@@ -552,12 +552,14 @@ def test_a_long_prompt_does_not_cost_others_their_windows() -> None:
 
 def test_the_last_place_is_for_a_long_request_too() -> None:
     """All others decode with their windows full; one more is admitted by the next plan."""
-    trace = windowed(running=4, kv_tokens=4096)
-    for first in range(3):
-        ask(trace, tuple((n + first) % 40 + 8 for n in range(200)), 400)
-    for _ in range(40):
+    trace = windowed(running=16, kv_tokens=16384)
+    for first in range(15):
+        prompt = tuple((n + first) % 40 + 8 for n in range(120))
+        trace.scheduler.add(GenerateCall("endless", prompt, Sampling(), 800, frozenset()))
+    for _ in range(60):
         trace.issue()
-        trace.acknowledge()
+        trace.scheduler.apply(trace.flight[0][0], trace.rank.run(trace.flight.popleft()[1]))
+    assert all(sequence.generated > 8 for sequence in trace.scheduler.open_sequences())
     last = ask(trace, STEM[7:307])
     trace.issue()
     assert last.lane >= 0
