@@ -28,6 +28,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from backends.acts import Counts, Stamp
 from backends.quant import QuantType
 
 PAGE_LEN = 16
@@ -525,6 +526,51 @@ class Backend(Protocol):
     ) -> Program:
         """Upload or repack the weights, make pools and buffers. What `memory_lines` says is held when this returns: no
         later `run` fails for memory. Raises `Unsupported`, or MemoryError with the arithmetic."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Collective(Protocol):
+    """How a rank exchanges acts with the others of its fleet while it runs a plan (backends/acts.py).
+
+    Every call names its place by a `Stamp`; all ranks make the exchanges of a plan in the same order. Sizes are checked
+    before anything is written or waited for: a ValueError has left the peers alone and may be answered like any fault
+    of a plan. Waiting is bounded. `PeerLate` and `StampMismatch` leave the wire unusable: an exchange that was entered
+    is owed, so all that follows raises the same error again. Arrays are float32 with unit stride along a row.
+    """
+
+    rank: int
+    ranks: int
+
+    def sum(self, stamp: Stamp, buffer: npt.NDArray[np.float32]) -> None:
+        """buffer `[rows, width]` = the sum of all ranks' buffers, element by element in the order of the ranks: the
+        same bits on every rank, whoever came first. Raises ValueError, PeerLate, StampMismatch."""
+        ...
+
+    def gather(
+        self, stamp: Stamp, part: npt.NDArray[np.float32], out: npt.NDArray[np.float32], widths: Sequence[int]
+    ) -> None:
+        """out `[rows, sum(widths)]` = the parts `[rows, widths[r]]` of all ranks side by side, in their order; a width
+        may be 0. `widths` is the same on every rank. Raises ValueError, PeerLate, StampMismatch."""
+        ...
+
+    def send(self, stamp: Stamp, target: int, rows: npt.NDArray[np.float32]) -> None:
+        """Send `[rows, width]` to rank `target`. Never waits. Raises ValueError, also where there is no channel, and
+        NoCredit."""
+        ...
+
+    def receive(self, stamp: Stamp, source: int, out: npt.NDArray[np.float32]) -> None:
+        """out `[rows, width]` = the next message from rank `source`, which must bear this stamp and shape. Raises
+        ValueError, PeerLate, StampMismatch."""
+        ...
+
+    def credit(self, target: int) -> int:
+        """Messages that may be sent to rank `target` now. Raises ValueError where there is no channel."""
+        ...
+
+    def counts(self) -> Mapping[str, Counts]:
+        """What was exchanged, by label. A rank alone exchanges nothing, and counts nothing."""
         ...
 
     def close(self) -> None: ...

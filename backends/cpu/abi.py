@@ -1,24 +1,31 @@
-"""The C ABI of `native/hs_cpu.h` in ctypes: a struct for each of its structs, a prototype for each function.
+"""The C ABI of `native/hs_cpu.h` and `native/hs_collective.h` in ctypes: a struct for each of theirs, a prototype for
+each function.
 
-The header is the truth; `load` compares versions and struct sizes with what the library says of itself, and a contract
-test compares the names here, those in the header and those that the library exports.
+The headers are the truth; `load` compares versions and struct sizes with what the library says of itself, and a
+contract test compares the names here, those in the headers and those that the library exports.
 """
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import POINTER, Structure, c_char, c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint32, c_void_p
 from pathlib import Path
 from typing import Any
 
 ABI_VERSION = 4
 
 OK = 0
+E_LATE = -5
+E_STAMP = -6
+E_CREDIT = -7
 ERRORS = {
     -1: "a type that this library does not know",
     -2: "a shape that its type does not allow",
     -3: "a batch that points outside the pools, tables or vocabulary",
     -4: "no thread could be started",
+    -5: "a peer that did not come within the bound",
+    -6: "a peer that is at another exchange",
+    -7: "a channel that is full",
 }
 
 STEP_ROPE_TABLE = 1
@@ -204,7 +211,66 @@ class BatchRecord(Structure):
     ]
 
 
+class Stamp(Structure):
+    """`hs_stamp`: which exchange a message belongs to."""
+
+    _fields_ = [
+        ("epoch", c_int64),
+        ("seq", c_int64),
+        ("kind", c_int32),
+        ("rows", c_int32),
+        ("width", c_int32),
+        ("piece", c_int32),
+        ("label", c_char * 32),
+    ]
+
+
+class Exchange(Structure):
+    """`hs_exchange`: the exchanges of one label."""
+
+    _fields_ = [
+        ("timeout_ns", c_int64),
+        ("spin_ns", c_int64),
+        ("calls", c_int64),
+        ("bytes", c_int64),
+        ("spun_ns", c_int64),
+        ("slept_ns", c_int64),
+        ("stamp", Stamp),
+        ("wanted", Stamp),
+        ("found", Stamp),
+        ("peer", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class Mail(Structure):
+    """`hs_mail`: the mailboxes of all ranks."""
+
+    _fields_ = [
+        ("memory", c_void_p),
+        ("piece_bytes", c_int64),
+        ("rank", c_int32),
+        ("ranks", c_int32),
+        ("posted", c_uint32),
+        ("reserved", c_int32),
+    ]
+
+
+class Channel(Structure):
+    """`hs_channel`: one end of a channel."""
+
+    _fields_ = [
+        ("memory", c_void_p),
+        ("message_bytes", c_int64),
+        ("depth", c_int32),
+        ("peer", c_int32),
+        ("count", c_uint32),
+        ("reserved", c_int32),
+    ]
+
+
 STRUCTS: tuple[type[Structure], ...] = (Matrix, Part, Stack, Experts, Delta, Step, KvGroup, ProgramRecord, BatchRecord)
+COLLECTIVE_STRUCTS: tuple[type[Structure], ...] = (Stamp, Exchange, Mail, Channel)
 
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "hs_abi_version": (c_int32, []),
@@ -228,6 +294,19 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "hs_run": (c_int32, [c_void_p, POINTER(ProgramRecord), POINTER(BatchRecord)]),
 }
 
+COLLECTIVE_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "hs_collective_sizes": (None, [POINTER(c_int32)]),
+    "hs_sum": (c_int32, [POINTER(Mail), POINTER(Exchange), c_void_p, c_int64]),
+    "hs_gather": (
+        c_int32,
+        [POINTER(Mail), POINTER(Exchange), POINTER(c_int32), c_void_p, c_int64, c_void_p, c_int64],
+    ),
+    "hs_credit": (c_int32, [POINTER(Channel)]),
+    "hs_send": (c_int32, [POINTER(Channel), POINTER(Exchange), c_void_p, c_int64]),
+    "hs_receive": (c_int32, [POINTER(Channel), POINTER(Exchange), c_void_p, c_int64]),
+}
+"""Of `hs_collective.h`; bound by `with_collective`."""
+
 
 class NativeLibraryError(Exception):
     """The native library is missing, cannot be loaded, or is of another version. The message says what to do."""
@@ -244,7 +323,23 @@ def load(path: Path) -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise NativeLibraryError(f"the native CPU library {path} cannot be loaded: {error}") from error
-    for name, (result, arguments) in FUNCTIONS.items():
+    _bind(library, path, FUNCTIONS)
+    if library.hs_abi_version() != ABI_VERSION or not _same_sizes(STRUCTS, library.hs_abi_sizes):
+        raise NativeLibraryError(f"{path} is of another version than this package: install the package again")
+    return library
+
+
+def with_collective(library: ctypes.CDLL) -> ctypes.CDLL:
+    """The same library, proven to speak the ABI of exchanges between ranks too. Raises NativeLibraryError."""
+    path = Path(library._name)
+    _bind(library, path, COLLECTIVE_FUNCTIONS)
+    if not _same_sizes(COLLECTIVE_STRUCTS, library.hs_collective_sizes):
+        raise NativeLibraryError(f"{path} is of another version than this package: install the package again")
+    return library
+
+
+def _bind(library: ctypes.CDLL, path: Path, functions: dict[str, tuple[Any, list[Any]]]) -> None:
+    for name, (result, arguments) in functions.items():
         try:
             function = getattr(library, name)
         except AttributeError as error:
@@ -253,9 +348,10 @@ def load(path: Path) -> ctypes.CDLL:
             ) from error
         function.restype = result
         function.argtypes = arguments
-    sizes = (c_int32 * len(STRUCTS))()
-    library.hs_abi_sizes(sizes)
-    wanted = [ctypes.sizeof(struct) for struct in STRUCTS]
-    if library.hs_abi_version() != ABI_VERSION or list(sizes) != wanted:
-        raise NativeLibraryError(f"{path} is of another version than this package: install the package again")
-    return library
+
+
+def _same_sizes(structs: tuple[type[Structure], ...], told_by: Any) -> bool:
+    """Are the structs as large as the library says?"""
+    sizes = (c_int32 * len(structs))()
+    told_by(sizes)
+    return list(sizes) == [ctypes.sizeof(struct) for struct in structs]

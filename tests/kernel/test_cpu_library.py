@@ -16,6 +16,7 @@ from backends.cpu.backend import CpuBackend
 
 BUILT = tuple(level for level in levels.LEVELS if levels.library_path(level).exists())
 SECONDS = 60
+NAMES = {*abi.FUNCTIONS, *abi.COLLECTIVE_FUNCTIONS}
 
 
 def output(*command: str) -> str:
@@ -26,28 +27,32 @@ def exports(library: Path) -> set[str]:
     return {line.split()[-1] for line in output("nm", "-D", "--defined-only", str(library)).splitlines()}
 
 
+def headers() -> str:
+    return "".join((simde.NATIVE / name).read_text(encoding="ascii") for name in ("hs_cpu.h", "hs_collective.h"))
+
+
 @pytest.mark.parametrize("built", BUILT)
 def test_a_library_exports_the_abi_and_nothing_else(built: str) -> None:
-    assert exports(levels.library_path(built)) == set(abi.FUNCTIONS)
+    assert exports(levels.library_path(built)) == NAMES
 
 
 def test_header_and_table_name_the_same_functions() -> None:
-    header = (simde.NATIVE / "hs_cpu.h").read_text(encoding="ascii")
+    header = headers()
     without_comments = re.sub(r"/\*.*?\*/", "", header, flags=re.S)
-    assert set(re.findall(r"\b(hs_\w+)\(", without_comments)) == set(abi.FUNCTIONS)
+    assert set(re.findall(r"\b(hs_\w+)\(", without_comments)) == NAMES
     assert int(re.search(r"#define HS_ABI_VERSION (\d+)", header)[1]) == abi.ABI_VERSION
     for name, value in re.findall(r"HS_(STEP_\w+) = (\d+)", header):
         assert getattr(abi, name) == int(value)
 
 
 def test_header_and_table_have_the_same_fields_in_the_same_order() -> None:
-    header = re.sub(r"/\*.*?\*/", "", (simde.NATIVE / "hs_cpu.h").read_text(encoding="ascii"), flags=re.S)
-    for struct in abi.STRUCTS:
+    header = re.sub(r"/\*.*?\*/", "", headers(), flags=re.S)
+    for struct in (*abi.STRUCTS, *abi.COLLECTIVE_STRUCTS):
         name = {"ProgramRecord": "hs_program", "BatchRecord": "hs_batch", "KvGroup": "hs_kv_group"}.get(
             struct.__name__, f"hs_{struct.__name__.lower()}"
         )
         body = re.search(rf"typedef struct {name} \{{(.*?)\}}", header, flags=re.S)[1]
-        fields = [re.search(r"(\w+)\s*$", line)[1] for line in body.split(";") if line.strip()]
+        fields = [re.search(r"(\w+)(?:\[\d+\])?\s*$", line)[1] for line in body.split(";") if line.strip()]
         assert fields == [field[0] for field in struct._fields_], name
 
 

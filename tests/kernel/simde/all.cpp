@@ -1,5 +1,6 @@
 // The whole native library in one translation unit, so that SIMDe is parsed once.
 #include "attention.cpp"
+#include "collective.cpp"
 #include "delta.cpp"
 #include "experts.cpp"
 #include "linear.cpp"
