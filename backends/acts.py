@@ -35,7 +35,9 @@ import sys
 import tempfile
 import zlib
 from dataclasses import dataclass
-from typing import NamedTuple
+
+from backends.base import Counts as Counts
+from backends.base import Stamp as Stamp
 
 LINE_BYTES = 64
 STAMP_BYTES = 64
@@ -44,27 +46,6 @@ RANKS_MOST = 64
 _FLOATS_IN_LINE = 16
 _HEADER = struct.Struct("=6Q")
 _MAGIC = int.from_bytes(b"HSacts01", "little")
-
-
-class Stamp(NamedTuple):
-    """Which exchange of which plan. `rows` may be 0; `label` is ASCII, 1 to 31 characters, and names the place in the
-    model (`attention 3`), the same on every rank."""
-
-    epoch: int
-    seq: int
-    rows: int
-    label: str
-
-
-@dataclass(frozen=True)
-class Counts:
-    """What the exchanges of one label have cost this rank. `moved_bytes` were written by it (received, for a receive);
-    waiting is split into spinning and sleeping, in ns."""
-
-    calls: int
-    moved_bytes: int
-    spun_ns: int
-    slept_ns: int
 
 
 @dataclass(frozen=True)

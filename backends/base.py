@@ -23,12 +23,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from backends.acts import Counts, Stamp
 from backends.quant import QuantType
 
 PAGE_LEN = 16
@@ -529,6 +528,27 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Stamp(NamedTuple):
+    """Which exchange of which plan. `rows` may be 0; `label` is ASCII, 1 to 31 characters, and names the place in the
+    model (`attention 3`), the same on every rank."""
+
+    epoch: int
+    seq: int
+    rows: int
+    label: str
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the exchanges of one label have cost this rank. `moved_bytes` were written by it (received, for a receive);
+    waiting is split into spinning and sleeping, in ns."""
+
+    calls: int
+    moved_bytes: int
+    spun_ns: int
+    slept_ns: int
 
 
 class Collective(Protocol):
