@@ -1,6 +1,7 @@
 """One rank of the tests of `CpuCollective`, as a process: `collective_rank.py FD SHAPE RANK JOB TIMEOUT_S`.
 
-Prints one JSON document for each thing that it was told to do; what ends a job that runs for ever is its last one.
+Says that it is up and waits for a line, so that bounds do not cover how long a process takes to start. Then prints one
+JSON document for each thing that it was told to do; what ends a job that runs for ever is its last but one.
 """
 
 from __future__ import annotations
@@ -103,6 +104,8 @@ def main(fd: str, shape: str, rank: str, job: str, timeout_s: str) -> None:
     routes = tuple((source, target) for source, target in facts.pop("routes"))
     library = levels.load(levels.choose("", levels.host_levels()))
     acts = CpuCollective(library, int(fd), ActShape(**facts, routes=routes), int(rank), timeout_s=float(timeout_s))
+    say(up=True)
+    sys.stdin.readline()
     try:
         JOBS[job](acts)
     except ExchangeError as error:
