@@ -148,7 +148,7 @@ build_wheel() {
         pip_install "$tools" 'scikit-build-core>=0.11,<2' 'cmake>=3.22,<5' 'ninja>=1.11,<2'
         touch "$tools/complete"
     fi
-    say "compiling homeserve (a minute or two the first time)"
+    say "compiling homeserve (some minutes the first time)"
     PATH="$tools/bin:$PATH" pip_run "$tools" wheel --no-deps --no-build-isolation --wheel-dir "$ROOT/build/wheel" "$ROOT"
     wanted_stamp "$PYTHON" "" >"$ROOT/build/wheel/stamp"
 }
