@@ -120,7 +120,7 @@ def test_a_long_context_is_priced_with_its_windows_to_the_byte(tokens: int, runn
 
 
 def test_windows_are_what_makes_a_long_context_fit() -> None:
-    """131 072 tokens of 48 layers are 48 GiB; of 8 layers, with the windows of 16 requests, they are 14.5."""
+    """131 072 tokens of 48 layers are 48 GiB; of 8 layers, with the windows of 16 requests, they are 14.4."""
     wish = Wish(context=131072, kv_tokens=131072)
     made = planned(box(ram_mib=32768), GEMMA, wish)
     assert line(made, "kv") < 15 << 30
