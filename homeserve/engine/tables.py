@@ -82,9 +82,11 @@ class PageTables:
         a chunk, less what the path brings, and the others have theirs."""
         for group, window in enumerate(self._pool.windows):
             first = self._pool.first_seen(group, len(path) * PAGE_LEN)
-            need = pages_for(target + 1) - len(path) + others
+            need = pages_for(target + 1) - len(path)
             if window:
-                need = min(need - others, pages_for(window + chunk) + 1 - (len(path) - first))
+                need = min(need, pages_for(window + chunk) + 1 - (len(path) - first))
+            else:
+                need += others
             locking = sum(node.locks[group] == 0 for node in path[first:])
             if need > self._pool.available(group) - locking:
                 return False

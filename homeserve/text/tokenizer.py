@@ -26,10 +26,11 @@ from homeserve.errors import InvalidField, InvalidModelFile
 from homeserve.text import token_cache
 from homeserve.text.assembly import assemble, assemble_literal
 from homeserve.text.endings import end_ids
-from homeserve.text.json_source import parse_json, read_json
+from homeserve.text.json_source import JsonTokenizer, parse_json, read_json
 from homeserve.text.spelling import Spelling
 from homeserve.text.vocabulary import (
     WHOLE,
+    NamedTokens,
     TokenType,
     Vocabulary,
     read_named_tokens,
@@ -216,22 +217,11 @@ def _from_json(path: str, source: TokenizerSource) -> Tokenizer:
     metadata = source.metadata
     bos = _named_token(lookup, metadata, "bos", len(read.tokens))
     eos = _named_token(lookup, metadata, "eos", len(read.tokens))
-    ends = metadata.get("tokenizer.homeserve.end_token_ids", ())
-    named = [index for index in ends if isinstance(index, int)] if isinstance(ends, tuple) else []
-    before = [lookup[text] for text in read.template_before if text in lookup]
-    after = [lookup[text] for text in read.template_after if text in lookup]
-    return Tokenizer(
-        read.library,
-        read.tokens,
-        special=read.special,
-        always=read.always,
-        byte_alphabet=read.byte_alphabet,
-        bos_id=bos if bos is not None or not before else before[0],
-        eos_id=eos,
-        named_end_ids=[*named, *([] if eos is None else [eos])],
-        add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", bool(before))),
-        add_eos=bool(metadata.get("tokenizer.ggml.add_eos_token", eos is not None and eos in after)),
-    )
+    told = metadata.get("tokenizer.homeserve.end_token_ids", ())
+    ends = {index for index in told if isinstance(index, int)} if isinstance(told, tuple) else set()
+    flags = (metadata.get(f"tokenizer.ggml.add_{which}_token") for which in ("bos", "eos"))
+    add_bos, add_eos = (None if flag is None else bool(flag) for flag in flags)
+    return _whole(read, NamedTokens(bos, eos, frozenset(ends if eos is None else ends | {eos}), add_bos, add_eos))
 
 
 def _from_carried(path: str, metadata: Mapping[str, object]) -> Tokenizer:
@@ -240,7 +230,11 @@ def _from_carried(path: str, metadata: Mapping[str, object]) -> Tokenizer:
     if not isinstance(text, str):
         raise InvalidModelFile(path, f"key {WHOLE!r}", "is not a text")
     read = parse_json(path, text.encode("utf-8", "surrogatepass"), WHOLE)
-    named = read_named_tokens(path, metadata, read.tokens)
+    return _whole(read, read_named_tokens(path, metadata, read.tokens))
+
+
+def _whole(read: JsonTokenizer, named: NamedTokens) -> Tokenizer:
+    """A tokenizer.json, and what is said beside it; where nothing is said of begin and end, its own template counts."""
     lookup = {token: index for index, token in enumerate(read.tokens)}
     before = [lookup[token] for token in read.template_before if token in lookup]
     after = [lookup[token] for token in read.template_after if token in lookup]
