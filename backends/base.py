@@ -96,11 +96,16 @@ class Rope:
 
 @dataclass(frozen=True)
 class EmbedRows:
-    """out[r] = scale * table[tokens[r]]"""
+    """out[r] = scale * table[tokens[r] - first]
+
+    `first` None: the whole table is here. Otherwise it holds a rank's rows of the vocabulary from `first` on, and
+    tokens whose row another rank has give zeros: the sum over ranks is the embedding.
+    """
 
     table: Weight
     out: Buffer
     scale: float = 1.0
+    first: int | None = None
 
 
 @dataclass(frozen=True)
@@ -164,6 +169,11 @@ class Attention:
     softcap * tanh(score / softcap), after the scale. `sinks` `[1, heads]`: one more logit for each head that joins the
     softmax's denominator only. `gated`: the head_dim values behind each head's query (at `h * q_step + head_dim`) are a
     gate, and out is multiplied by their sigmoid.
+
+    `partial`: the rank has some of the rows only. Pages of the lane's table that are -1 lie on other ranks and are
+    passed over. `out` is `[heads * head_dim + heads]`: for each head the softmax over the rows that are here times
+    their V, then for each head the natural logarithm of its denominator, log sum exp(score); without any row 0 and
+    -inf. Sinks and gates wait for `MergeAttention`.
     """
 
     q: Buffer
@@ -178,6 +188,7 @@ class Attention:
     sinks: Weight | None = None
     q_step: int = 0
     gated: bool = False
+    partial: bool = False
 
 
 @dataclass(frozen=True)
@@ -230,7 +241,11 @@ class Routing:
 
 @dataclass(frozen=True)
 class Experts:
-    """out = sum over the chosen experts of weight_e * down_e(act(gate_e src) * up_e src), with biases where given."""
+    """out = sum over the chosen experts of weight_e * down_e(act(gate_e src) * up_e src), with biases where given.
+
+    `held` (first, end): the matrices are those of experts first .. end-1 alone; a chosen one that another rank has adds
+    nothing here. None: all experts are here.
+    """
 
     src: Buffer
     logits: Buffer
@@ -240,6 +255,7 @@ class Experts:
     up: ExpertMatrix
     down: ExpertMatrix
     kind: str = "silu"
+    held: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -313,6 +329,90 @@ class SelectRows:
     add: Buffer | None = None
 
 
+# -------------------------------------------------------------------------------------------- exchanges between ranks
+#
+# All ranks of a fleet run these in the same order with the same labels (`Stamp.label`). Their rows are those of the other
+# ops at the same place of the list; with none there is no exchange.
+
+
+@dataclass(frozen=True)
+class Zero:
+    """out = 0: the partial sum of a rank that has no unit of a family."""
+
+    out: Buffer
+
+
+@dataclass(frozen=True)
+class SumRows:
+    """buffer = the sum over all ranks of their `buffer`, the same bits on each."""
+
+    buffer: Buffer
+    label: str
+
+
+@dataclass(frozen=True)
+class GatherPart:
+    """out = `src` of all ranks side by side in their order; rank r's is `widths[r]` wide (0: it has none, and its `src`
+    is a buffer of width 0)."""
+
+    src: Buffer
+    out: Buffer
+    widths: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GatherRows:
+    """Several gathers as one exchange. `target`: only that rank gets `out`; None: all do."""
+
+    parts: tuple[GatherPart, ...]
+    label: str
+    target: int | None = None
+
+
+@dataclass(frozen=True)
+class MergeAttention:
+    """The partial attentions of all ranks become the attention of this rank's own heads.
+
+    `src` is what a partial `Attention` of `heads` heads gave, out `[own * head_dim]` is of heads first .. first+own-1:
+
+        L = log(sum over ranks exp(lse_r) + exp(sink));  out = sum over ranks exp(lse_r - L) * out_r
+
+    A rank without a row of the request has lse -inf and counts for nothing; without any row anywhere out is 0. `sinks`
+    `[1, own]`. `gate`: out is then multiplied by the sigmoid of this rank's own queries' gates, which lie in the buffer
+    at `h * 2 * head_dim + head_dim` for own head h. `own` may be 0.
+    """
+
+    src: Buffer
+    out: Buffer
+    heads: int
+    head_dim: int
+    first: int
+    own: int
+    label: str
+    sinks: Weight | None = None
+    gate: Buffer | None = None
+
+
+@dataclass(frozen=True)
+class SendRows:
+    """Send rows of all `buffers`, one message each in this order, to the rank that runs the next layers. Never waits."""
+
+    buffers: tuple[Buffer, ...]
+    target: int
+    label: str
+
+
+@dataclass(frozen=True)
+class ReceiveRows:
+    """The counterpart of `SendRows`: fills `buffers` with what rank `source` sent."""
+
+    buffers: tuple[Buffer, ...]
+    source: int
+    label: str
+
+
+EXCHANGES = (SumRows, GatherRows, MergeAttention, SendRows, ReceiveRows)
+
 Op = (
     EmbedRows
     | Norm
@@ -326,8 +426,15 @@ Op = (
     | Softcap
     | Scale
     | SelectRows
+    | Zero
+    | SumRows
+    | GatherRows
+    | MergeAttention
+    | SendRows
+    | ReceiveRows
 )
-"""The buffer written by the last op of a list holds the logits, `[len(logit_rows), vocab]`."""
+"""The buffer written by the last op of a list holds the logits, `[len(logit_rows), vocab]`; a list that ends with
+`SendRows`, or gathers logits for another rank, gives none."""
 
 
 # ------------------------------------------------------------------------------------------------- pools and batches
@@ -415,13 +522,15 @@ class Batch:
 
     tokens     int32 [rows]
     positions  int32 [rows]           position of the row in its sequence
-    slots      int32 [groups, rows]   where its K and V go in each KV group
+    slots      int32 [groups, rows]   where its K and V go in each KV group (a row that another rank keeps: into the
+               padding behind the pool)
     lanes      int32 [rows]           which row of `tables` describes its sequence
     tables     int32 [groups, lanes, lane_pages]   page of each 16 positions of the lane's sequence (kept by the
                worker); in a group with a window those before the window of the lane's first row mean nothing, and are
-               not read
+               not read; for partial attention -1 is a page of another rank
     logit_rows int32 [n]              indices of rows whose logits are wanted, ascending
     states     int32 [lanes]          state slot of each lane (models with recurrent layers only)
+    epoch, seq   of the plan: what its exchanges are stamped with
     """
 
     tokens: npt.NDArray[np.int32]
@@ -431,6 +540,8 @@ class Batch:
     tables: npt.NDArray[np.int32]
     logit_rows: npt.NDArray[np.int32]
     states: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    epoch: int = 0
+    seq: int = 0
 
 
 # ---------------------------------------------------------------------------------------------------- capability
@@ -487,7 +598,8 @@ class Program(Protocol):
     """A bound op list with its weights and pools on the device."""
 
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
-        """Execute every op. Returns logits float32 `[len(logit_rows), vocab]`, valid until the next call."""
+        """Execute every op. Returns logits float32 `[len(logit_rows), vocab]`, valid until the next call; `[0, vocab]`
+        where this rank does not get them. Raises what its collective raises."""
         ...
 
     def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -522,9 +634,11 @@ class Backend(Protocol):
         limits: Limits,
         progress: LoadProgress,
         states: StatePool = NO_STATES,
+        collective: Collective | None = None,
     ) -> Program:
         """Upload or repack the weights, make pools and buffers. What `memory_lines` says is held when this returns: no
-        later `run` fails for memory. Raises `Unsupported`, or MemoryError with the arithmetic."""
+        later `run` fails for memory. `collective` is needed for ops that exchange rows, and stays the caller's.
+        Raises `Unsupported`, or MemoryError with the arithmetic."""
         ...
 
     def close(self) -> None: ...

@@ -21,7 +21,7 @@ from enum import IntEnum
 
 import msgspec
 
-RECORD_VERSION = 4
+RECORD_VERSION = 5
 
 
 class PlanKind(IntEnum):
@@ -106,12 +106,18 @@ class LoadSpec(_Record, frozen=True):
     lanes: int
     lane_pages: int
     deterministic: bool = True
-    layer_first: int = 0
-    layer_end: int = -1
     state_slots: int = 0
     """Slots of recurrent states: one for each lane, the rest for checkpoints."""
     window_slots: tuple[tuple[int, int], ...] = ()
     """(window, slots) of each KV group that keeps the last tokens only, by window; `kv_slots` is of the others."""
+    layout: str = "pipeline"
+    """`pipeline` or `tensor`: one record for all ranks, each takes its own part of what follows."""
+    ranges: tuple[tuple[int, int], ...] = ()
+    """Pipeline layout: layers [first, end) of each rank. Empty: one rank with all of them."""
+    weight_vector: tuple[int, ...] = ()
+    """Tensor layout: shares of the weights, one entry for each rank,"""
+    token_vector: tuple[int, ...] = ()
+    """and of the KV rows."""
 
 
 class Plan(_Record, frozen=True):
@@ -168,7 +174,7 @@ class RankFacts(_Record, frozen=True):
     lines: tuple[tuple[str, int], ...]
     """Ledger line -> bytes held."""
     layers: tuple[int, int] | None = None
-    """First layer held, and the one behind the last."""
+    """First layer held, and the one behind the last; None in the tensor layout, where every rank has a part of each."""
     regions: tuple[tuple[str, int, int], ...] = ()
     """(ledger line, address, bytes) of each line that is a mapping of its own in the rank's process."""
 
@@ -211,6 +217,12 @@ class Result(_Record, frozen=True):
     fix: str = ""
     parts: tuple[str, ...] = ()
     """What the error of `code` is made of, so that the engine can raise the same one (homeserve.wire.refusal)."""
+    began_us: int = 0
+    """When the rank began with the plan: microseconds of the system's monotonic clock, the same for all processes."""
+    waited_us: int = 0
+    """Microseconds of `busy_us` in which it waited for other ranks."""
+    exchanges: tuple[tuple[str, int, int, int], ...] = ()
+    """What a census adds: (label, calls, bytes moved, microseconds waited) of each exchange since the load."""
 
 
 class Boot(_Record, frozen=True):
@@ -239,6 +251,15 @@ class Boot(_Record, frozen=True):
     """the read end of a pipe that ends when the parent does, and a file for stack traces."""
     stacks_fd: int = -1
     parent_pid: int = 0
+    acts_fd: int = -1
+    """The memory for what ranks exchange (backends.acts), -1 with one rank; its shape:"""
+    piece_floats: int = 0
+    message_floats: int = 0
+    token_floats: int = 0
+    acts_depth: int = 0
+    exchange_timeout_s: float = 60.0
+    spin_us: int = 0
+    """How long a wait for another rank spins before it sleeps."""
 
 
 Report = Hello | Progress | Result
