@@ -395,7 +395,7 @@ class MergeAttention:
 
 @dataclass(frozen=True)
 class SendRows:
-    """Send rows of all `buffers`, one message each in this order, to the rank that runs the next layers. Never waits."""
+    """Send rows of all `buffers`, side by side as one message, to the rank that runs the next layers. Never waits."""
 
     buffers: tuple[Buffer, ...]
     target: int

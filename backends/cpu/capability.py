@@ -20,6 +20,7 @@ from backends.base import (
     Weight,
 )
 from backends.cpu import abi
+from backends.needs import SHARES
 from backends.quant import QuantType
 
 MAX_HEAD_DIM = 512
@@ -67,6 +68,7 @@ TABLE: tuple[Capability, ...] = (
     *(Capability("Experts", f"routing {func}", True) for func in abi.ROUTES),
     Capability("Experts", "gains", True),
     Capability("DeltaNet", "F32", True),
+    *(Capability(*need, True) for need in SHARES),
 )
 
 

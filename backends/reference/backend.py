@@ -16,6 +16,7 @@ import numpy as np
 from backends.base import (
     NO_STATES,
     Capability,
+    Collective,
     DeviceFacts,
     KvPool,
     Limits,
@@ -25,7 +26,7 @@ from backends.base import (
     StatePool,
     TensorView,
 )
-from backends.needs import refuse_missing
+from backends.needs import SHARES, check_exchanges, refuse_missing
 from backends.quant import QuantType
 from backends.reference.compute import GATES, Array
 from backends.reference.delta import state_bytes
@@ -66,8 +67,11 @@ class ReferenceBackend:
         limits: Limits,
         progress: LoadProgress,
         states: StatePool = NO_STATES,
+        collective: Collective | None = None,
     ) -> ReferenceProgram:
+        """Raises Unsupported, MemoryError, and ValueError for exchanges that do not go with `collective`."""
         refuse_missing(self.facts.backend, self._table, ops, weights, kv)
+        check_exchanges(ops, collective)
         self._refuse_too_large(weights, kv, states)
         total = sum(view.nbytes for view in weights.values())
         dense: dict[str, Array] = {}
@@ -76,7 +80,7 @@ class ReferenceBackend:
             dense[name] = dequantise(view, self.dtype)
             done += view.nbytes
             progress("weights", done, total)
-        return ReferenceProgram(ops, dense, kv, limits, self.dtype, states)
+        return ReferenceProgram(ops, dense, kv, limits, self.dtype, states, collective)
 
     def close(self) -> None:
         """Nothing is held but what programs hold."""
@@ -107,6 +111,7 @@ def capability_table(*, has_gguf: bool) -> tuple[Capability, ...]:
     entries += [Capability("Attention", feature, True) for feature in ("softcap", "sinks", "gated")]
     entries += [Capability("RopeStore", "shared rows", True), Capability("HeadNorm", "none", True)]
     entries += [Capability(op, "F32", True) for op in ("AddGated", "Softcap", "SelectRows", "DeltaNet")]
+    entries += [Capability(*need, True) for need in SHARES]
     return tuple(entries)
 
 

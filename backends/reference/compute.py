@@ -75,25 +75,67 @@ def attend(q: Array, k: Array, v: Array, scale: float, softcap: float = 0.0, sin
     Query head h reads kv head h // (heads // kv_heads). `softcap` > 0 bends the scores, `sinks` [heads] join the
     denominator.
     """
-    heads, dim = q.shape
-    kv_heads = k.shape[1]
-    grouped = q.reshape(kv_heads, heads // kv_heads, 1, dim)
-    keys = np.ascontiguousarray(k.transpose(1, 0, 2))[:, None]
-    values = np.ascontiguousarray(v.transpose(1, 2, 0))[:, None]
-    scores = np.vecdot(grouped, keys) * q.dtype.type(scale)
-    if softcap:
-        scores = soft_cap(scores, softcap)
+    scores = _scores(q, k, scale, softcap)
     largest = scores.max(axis=-1, keepdims=True)
     if sinks is None:
         weights = np.exp(scores - largest)
         weights /= weights.sum(axis=-1, keepdims=True)
     else:
-        sink = sinks.reshape(kv_heads, heads // kv_heads, 1)
+        sink = sinks.reshape(*scores.shape[:2], 1)
         largest = np.maximum(largest, sink)
         weights = np.exp(scores - largest)
         weights /= weights.sum(axis=-1, keepdims=True) + np.exp(sink - largest)
+    return _average(weights, v)
+
+
+def attend_some(q: Array, k: Array, v: Array, scale: float, softcap: float = 0.0) -> tuple[Array, Array]:
+    """`attend` over the rows that a rank has, maybe none, with what it takes to merge it with that of others: (out
+    [heads, dim], the natural logarithm of each softmax's denominator [heads]); (0, -inf) without a row."""
+    if not len(k):
+        return np.zeros_like(q), np.full(len(q), -np.inf, q.dtype)
+    scores = _scores(q, k, scale, softcap)
+    largest = scores.max(axis=-1, keepdims=True)
+    powers = np.exp(scores - largest)
+    total = powers.sum(axis=-1, keepdims=True)
+    return _average(powers / total, v), (largest + np.log(total)).reshape(len(q))
+
+
+def merge_parts(outs: Array, lses: Array, sinks: Array | None = None) -> Array:
+    """Attention over all rows from that over each rank's: sum of exp(lse_r - L) out_r, L = log(sum of exp(lse_r)).
+
+    outs [rows, ranks, heads, dim], lses [rows, ranks, heads], sinks [heads] (one more term of L); gives [rows, heads,
+    dim]. The largest logarithm is taken off first, so no exp overflows; where no rank has a row, there is none to take
+    off (-inf - -inf is no number), and the result is 0.
+    """
+    largest = lses.max(axis=1)
+    if sinks is not None:
+        largest = np.maximum(largest, sinks)
+    largest = np.where(np.isneginf(largest), 0, largest)
+    weights = np.exp(lses - largest[:, None])
+    total = np.zeros_like(largest) if sinks is None else np.exp(sinks - largest)
+    mixed = np.zeros_like(outs[:, 0])
+    for rank in range(outs.shape[1]):
+        total = total + weights[:, rank]
+        mixed += weights[:, rank, :, None] * outs[:, rank]
+    merged: Array = mixed / np.where(total > 0, total, 1)[..., None]
+    return merged
+
+
+def _scores(q: Array, k: Array, scale: float, softcap: float) -> Array:
+    """What the softmax is of: [kv_heads, heads // kv_heads, seen]."""
+    heads, dim = q.shape
+    kv_heads = k.shape[1]
+    grouped = q.reshape(kv_heads, heads // kv_heads, 1, dim)
+    keys = np.ascontiguousarray(k.transpose(1, 0, 2))[:, None]
+    scores: Array = np.vecdot(grouped, keys) * q.dtype.type(scale)
+    return soft_cap(scores, softcap) if softcap else scores
+
+
+def _average(weights: Array, v: Array) -> Array:
+    """The values of each head by its weights [kv_heads, heads // kv_heads, seen]; gives [heads, dim]."""
+    values = np.ascontiguousarray(v.transpose(1, 2, 0))[:, None]
     mixed: Array = np.vecdot(weights[:, :, None, :], values)
-    return mixed.reshape(heads, dim)
+    return mixed.reshape(-1, v.shape[2])
 
 
 def soft_cap(x: Array, cap: float) -> Array:

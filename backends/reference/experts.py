@@ -21,15 +21,16 @@ SUM_MIN = 6.1035e-5
 
 @dataclass(frozen=True)
 class DenseExperts:
-    """One stack of expert matrices: weight [experts * pitch, cols], bias [experts * pitch]."""
+    """One stack of expert matrices, from expert `held` on: weight [experts * pitch, cols], bias [experts * pitch]."""
 
     matrix: ExpertMatrix
     weight: Array
     bias: Array | None
+    held: int = 0
 
     def apply(self, x: Array, expert: int) -> Array:
         """x [rows, cols] through the matrix of one expert; gives [rows, height]."""
-        first = expert * self.matrix.pitch + self.matrix.first
+        first = (expert - self.held) * self.matrix.pitch + self.matrix.first
         rows = slice(first, first + self.matrix.height)
         return linear(x, self.weight[rows], None if self.bias is None else self.bias[rows])
 
@@ -60,11 +61,18 @@ def run_experts(
     up: DenseExperts,
     down: DenseExperts,
     kind: str,
+    held: tuple[int, int] | None = None,
 ) -> Array:
-    """sum of weight * down(act(gate x) * up x) over each row's experts. x [rows, cols]; gives [rows, down height]."""
+    """sum of weight * down(act(gate x) * up x) over each row's experts. x [rows, cols]; gives [rows, down height].
+
+    Of the experts held[0] .. held[1]-1 alone where given: others add nothing.
+    """
     rows, used = chosen.shape
-    parts = np.empty((rows, used, down.matrix.height), dtype=x.dtype)
-    for expert in np.unique(chosen):
+    parts = np.zeros((rows, used, down.matrix.height), dtype=x.dtype)
+    here = np.unique(chosen)
+    if held is not None:
+        here = here[(here >= held[0]) & (here < held[1])]
+    for expert in here:
         mine = np.nonzero(chosen == expert)
         given = x[mine[0]]
         inner = GATES[kind](gate.apply(given, int(expert)), up.apply(given, int(expert)))

@@ -102,6 +102,14 @@ def slots_of(table: Ints, first: int, end: int) -> Ints:
     return slots
 
 
+def slots_here(table: Ints, first: int, end: int) -> Ints:
+    """Those of `slots_of` whose pages lie on this rank: pages of -1 are passed over."""
+    positions = np.arange(first, end, dtype=np.int32)
+    here = positions[table[positions // PAGE_LEN] >= 0]
+    slots: Ints = table[here // PAGE_LEN] * PAGE_LEN + here % PAGE_LEN
+    return slots
+
+
 def _storage(kind: QuantType, dtype: np.dtype[np.floating]) -> np.dtype[np.generic]:
     stored: dict[QuantType, np.dtype[np.generic]] = {
         QuantType.F16: np.dtype(np.float16),

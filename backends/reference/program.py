@@ -13,28 +13,55 @@ from backends.base import (
     Attention,
     Batch,
     Buffer,
+    Collective,
     DeltaNet,
     EmbedRows,
     ExpertMatrix,
     Experts,
     GatedActivation,
+    GatherRows,
     KvPool,
     Limits,
     Linear,
     MemoryRegion,
+    MergeAttention,
     Norm,
     Op,
+    ReceiveRows,
     RopeStore,
     Scale,
     SelectRows,
+    SendRows,
     Softcap,
+    Stamp,
     StatePool,
+    SumRows,
     Weight,
+    Zero,
 )
-from backends.reference.compute import GATES, Array, attend, head_norm, linear, rms_norm, rotate, sigmoid, soft_cap
+from backends.reference.compute import (
+    GATES,
+    Array,
+    attend,
+    attend_some,
+    head_norm,
+    linear,
+    rms_norm,
+    rotate,
+    sigmoid,
+    soft_cap,
+)
 from backends.reference.delta import DeltaWeights, States, run_delta_net
+from backends.reference.exchange import (
+    Exchanges,
+    gather_rows,
+    merge_attention,
+    receive_rows,
+    send_rows,
+    sum_rows,
+)
 from backends.reference.experts import DenseExperts, route, run_experts
-from backends.reference.pools import Pools, slots_of
+from backends.reference.pools import Pools, slots_here, slots_of
 
 Buffers = dict[str, Array]
 
@@ -50,6 +77,7 @@ class ReferenceProgram:
         limits: Limits,
         dtype: np.dtype[np.floating],
         states: StatePool = NO_STATES,
+        collective: Collective | None = None,
     ) -> None:
         self.ops = tuple(ops)
         self.weights = weights
@@ -57,17 +85,34 @@ class ReferenceProgram:
         self.dtype = dtype
         self.pools = Pools(kv, dtype)
         self.states = States(states, dtype)
+        self._acts = None if collective is None else Exchanges(collective, dtype)
+        selects = [at for at, op in enumerate(ops) if isinstance(op, SelectRows)]
+        self._selected_from = selects[0] if selects else len(ops)
 
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
-        last = _written(self.ops[-1])[-1]
-        return self.run_from(batch, {})[last.name].astype(np.float32, copy=False)
+        """The logits. `[0, 0]` on a rank that sends its rows on: its ops do not know the vocabulary."""
+        buffers = self.run_from(batch, {})
+        last = self.ops[-1]
+        if isinstance(last, SendRows):
+            return np.empty((0, 0), np.float32)
+        written = _written(last)[-1]
+        if written.name not in buffers:
+            return np.empty((0, written.width), np.float32)
+        return buffers[written.name].astype(np.float32, copy=False)
 
     def run_from(self, batch: Batch, given: Mapping[str, Array]) -> Buffers:
         """Execute every op, starting from the buffers `given` (a previous rank's residual). Gives all buffers."""
         self._check(batch)
         buffers: Buffers = {name: np.array(values, dtype=self.dtype) for name, values in given.items()}
-        for op in self.ops:
-            self._run_op(op, batch, buffers)
+        for at, op in enumerate(self.ops):
+            rows = len(batch.tokens) if at < self._selected_from else len(batch.logit_rows)
+            match op:
+                case Zero():
+                    buffers[op.out.name] = np.zeros((rows, op.out.width), self.dtype)
+                case SumRows() | GatherRows() | MergeAttention() | SendRows() | ReceiveRows():
+                    buffers.update(self._exchange(op, Stamp(batch.epoch, batch.seq, rows, op.label), buffers))
+                case _:
+                    self._run_op(op, batch, buffers)
         return buffers
 
     def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -109,7 +154,7 @@ class ReferenceProgram:
     def _run_op(self, op: Op, batch: Batch, buffers: Buffers) -> None:
         match op:
             case EmbedRows():
-                buffers[op.out.name] = self.weights[op.table.name][batch.tokens] * self.dtype.type(op.scale)
+                buffers[op.out.name] = self._embed(op, batch.tokens) * self.dtype.type(op.scale)
             case Norm():
                 if op.add is not None:
                     buffers[op.src.name] = buffers[op.src.name] + buffers[op.add.name]
@@ -143,6 +188,36 @@ class ReferenceProgram:
                     chosen = chosen + buffers[op.add.name][batch.logit_rows]
                 buffers[op.out.name] = chosen
 
+    def _exchange(
+        self,
+        op: SumRows | GatherRows | MergeAttention | SendRows | ReceiveRows,
+        stamp: Stamp,
+        buffers: Buffers,
+    ) -> Buffers:
+        """The buffers that an exchange fills."""
+        assert self._acts is not None, "refused at bind"
+        match op:
+            case SumRows():
+                return sum_rows(op, self._acts, stamp, buffers)
+            case GatherRows():
+                return gather_rows(op, self._acts, stamp, buffers)
+            case MergeAttention():
+                return merge_attention(op, self._acts, stamp, buffers, self._vector(op.sinks))
+            case SendRows():
+                return send_rows(op, self._acts, stamp, buffers)
+            case ReceiveRows():
+                return receive_rows(op, self._acts, stamp)
+
+    def _embed(self, op: EmbedRows, tokens: npt.NDArray[np.int32]) -> Array:
+        table = self.weights[op.table.name]
+        if op.first is None:
+            found: Array = table[tokens]
+            return found
+        rows = np.zeros((len(tokens), table.shape[1]), self.dtype)
+        here = (tokens >= op.first) & (tokens < op.first + len(table))
+        rows[here] = table[tokens[here] - op.first]
+        return rows
+
     def _rope_store(self, op: RopeStore, batch: Batch, buffers: Buffers) -> None:
         rows = len(batch.tokens)
         queries = buffers[op.q.name].reshape(rows, op.heads, op.q_step or op.head_dim)
@@ -172,24 +247,32 @@ class ReferenceProgram:
         queries = np.ascontiguousarray(both[..., : op.head_dim])
         sinks = self._vector(op.sinks)
         out = np.empty((rows, op.heads, op.head_dim), q.dtype)
+        lses = np.empty((rows, op.heads), q.dtype)
         tables = batch.tables[self.pools.groups[op.layer]]
         for row, position in enumerate(batch.positions):
             end = int(position) + 1
             first = max(0, end - op.window) if op.window else 0
-            k, v = self.pools.rows(op.layer, slots_of(tables[batch.lanes[row]], first, end))
-            out[row] = attend(queries[row], k, v, op.scale, op.softcap, sinks)
+            table = tables[batch.lanes[row]]
+            slots = slots_here(table, first, end) if op.partial else slots_of(table, first, end)
+            seen = queries[row], *self.pools.rows(op.layer, slots)
+            if op.partial:
+                out[row], lses[row] = attend_some(*seen, op.scale, op.softcap)
+            else:
+                out[row] = attend(*seen, op.scale, op.softcap, sinks)
         if op.gated:
             out *= sigmoid(both[..., op.head_dim : 2 * op.head_dim])
-        return out.reshape(rows, -1)
+        flat = out.reshape(rows, -1)
+        return np.concatenate([flat, lses], axis=1) if op.partial else flat
 
     def _experts(self, op: Experts, buffers: Buffers) -> Array:
         vectors = self._vector(op.routing.selection), self._vector(op.routing.gains)
         chosen, weights = route(buffers[op.logits.name], op.routing, *vectors)
-        gate, up, down = (self._stack(matrix) for matrix in (op.gate, op.up, op.down))
-        return run_experts(buffers[op.src.name], chosen, weights, gate, up, down, op.kind)
+        held = 0 if op.held is None else op.held[0]
+        gate, up, down = (self._stack(matrix, held) for matrix in (op.gate, op.up, op.down))
+        return run_experts(buffers[op.src.name], chosen, weights, gate, up, down, op.kind, op.held)
 
-    def _stack(self, matrix: ExpertMatrix) -> DenseExperts:
-        return DenseExperts(matrix, self.weights[matrix.weight.name], self._vector(matrix.bias))
+    def _stack(self, matrix: ExpertMatrix, held: int) -> DenseExperts:
+        return DenseExperts(matrix, self.weights[matrix.weight.name], self._vector(matrix.bias), held)
 
     def _delta_net(self, op: DeltaNet, batch: Batch, buffers: Buffers) -> Array:
         mixed, z, beta, alpha = (buffers[buffer.name] for buffer in (op.mixed, op.z, op.beta, op.alpha))
@@ -204,8 +287,14 @@ def _written(op: Op) -> tuple[Buffer, ...]:
     match op:
         case Linear(parts=parts):
             return tuple(part.out for part in parts)
-        case RopeStore():
+        case RopeStore() | SendRows():
             return ()
+        case GatherRows(parts=gathers):
+            return tuple(gather.out for gather in gathers)
+        case SumRows(buffer=buffer):
+            return (buffer,)
+        case ReceiveRows(buffers=buffers):
+            return buffers
         case AddGated(into=into):
             return (into,)
         case Softcap(src=src) | Scale(src=src):
