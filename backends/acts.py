@@ -7,7 +7,7 @@ memory that the parent makes and every rank inherits as a descriptor:
       ┌────────┬───────────┬───┬───────────────┬───────────┬───┐
       │ header │ mailbox 0 │ … │ mailbox ranks │ channel 0 │ … │        all offsets are multiples of 64 bytes
       └────────┴───────────┴───┴───────────────┴───────────┴───┘
-    header    u64 magic │ u64 ranks │ u64 piece_floats │ u64 message_floats │ u64 depth │ u64 checksum of the routes
+    header    u64 magic │ u64 ranks │ u64 piece_floats │ u64 message_floats │ u64 depth │ u64 checksum of routes, sizes
     mailbox   one for each rank, which alone writes it; the others read. Sums and gathers: two pieces, used in turn
               line (u32 posted │ u32 sleepers) │ 2 x (stamp │ piece_floats x f32)
     channel   one for each route (from, to), one writer and one reader. Activations and tokens: `depth` messages
@@ -52,13 +52,15 @@ _MAGIC = int.from_bytes(b"HSacts01", "little")
 class ActShape:
     """The shared memory of `ranks` ranks. `piece_floats`: what a mailbox takes at once (longer sums and gathers go in
     pieces); `message_floats`: the most that one send carries; `depth`: messages of a channel; `routes`: (from, to) of
-    each channel. Floats are rounded up to whole lines. Raises ValueError for a shape that makes no sense."""
+    each channel; `sizes`: another `message_floats` for each route. Floats are rounded up to whole lines. Raises
+    ValueError for a shape that makes no sense."""
 
     ranks: int
     piece_floats: int
     message_floats: int
     depth: int
     routes: tuple[tuple[int, int], ...] = ()
+    sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.ranks <= RANKS_MOST:
@@ -69,14 +71,21 @@ class ActShape:
         wrong = [route for route in self.routes if route[0] == route[1] or not set(route) <= set(ends)]
         if wrong or len(set(self.routes)) != len(self.routes):
             raise ValueError(f"routes {self.routes} between {self.ranks} ranks: each once, from one rank to another")
+        if self.sizes and (len(self.sizes) != len(self.routes) or min(self.sizes) < 1):
+            raise ValueError(f"messages of {self.sizes} floats for {len(self.routes)} routes")
 
     @property
     def piece_bytes(self) -> int:
         return _lines(self.piece_floats) * LINE_BYTES
 
-    @property
-    def message_bytes(self) -> int:
-        return _lines(self.message_floats) * LINE_BYTES
+    def route_floats(self, source: int, target: int) -> int:
+        """The most that one message from `source` to `target` carries. Raises KeyError where there is no channel."""
+        index = self._index(source, target)
+        return self.sizes[index] if self.sizes else self.message_floats
+
+    def message_bytes(self, source: int, target: int) -> int:
+        """Room of such a message."""
+        return _lines(self.route_floats(source, target)) * LINE_BYTES
 
     @property
     def mailboxes_at(self) -> int:
@@ -85,17 +94,16 @@ class ActShape:
 
     def channel_at(self, source: int, target: int) -> int:
         """Offset of the channel from rank `source` to rank `target`. Raises KeyError where there is none."""
-        if (source, target) not in self.routes:
-            raise KeyError((source, target))
-        return self.channels_at + self.routes.index((source, target)) * self._channel_bytes
+        before = self.routes[: self._index(source, target)]
+        return self.channels_at + sum(self._channel_bytes(*route) for route in before)
 
     @property
     def total_bytes(self) -> int:
         """Size of the whole segment."""
-        return self.channels_at + len(self.routes) * self._channel_bytes
+        return self.channels_at + sum(self._channel_bytes(*route) for route in self.routes)
 
     def header(self) -> bytes:
-        routes = zlib.crc32(repr(self.routes).encode())
+        routes = zlib.crc32(repr((self.routes, self.sizes)).encode())
         return _HEADER.pack(_MAGIC, self.ranks, self.piece_floats, self.message_floats, self.depth, routes)
 
     @property
@@ -103,9 +111,22 @@ class ActShape:
         """Offset of the first channel."""
         return self.mailboxes_at + self.ranks * (LINE_BYTES + 2 * (STAMP_BYTES + self.piece_bytes))
 
-    @property
-    def _channel_bytes(self) -> int:
-        return 2 * LINE_BYTES + self.depth * (STAMP_BYTES + self.message_bytes)
+    def _channel_bytes(self, source: int, target: int) -> int:
+        return 2 * LINE_BYTES + self.depth * (STAMP_BYTES + self.message_bytes(source, target))
+
+    def _index(self, source: int, target: int) -> int:
+        if (source, target) not in self.routes:
+            raise KeyError((source, target))
+        return self.routes.index((source, target))
+
+
+def fleet_shape(ranks: int, piece_floats: int, message_floats: int, token_floats: int, depth: int) -> ActShape:
+    """The shape for a fleet that runs either layout: activations go from each rank to the next one, drawn tokens from
+    the last rank to each of the others."""
+    stream = [(rank, rank + 1) for rank in range(ranks - 1)]
+    tokens = [(ranks - 1, rank) for rank in range(ranks - 1)]
+    sizes = (message_floats,) * len(stream) + (token_floats,) * len(tokens)
+    return ActShape(ranks, piece_floats, message_floats, depth, (*stream, *tokens), sizes)
 
 
 def make_memory(shape: ActShape) -> int:

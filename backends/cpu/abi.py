@@ -12,7 +12,7 @@ from ctypes import POINTER, Structure, c_char, c_char_p, c_float, c_int32, c_int
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 
 OK = 0
 E_LATE = -5
@@ -42,6 +42,12 @@ STEP_ADD_GATED = 11
 STEP_EXPERTS = 12
 STEP_DELTA = 13
 STEP_SCALE = 14
+STEP_ZERO = 15
+STEP_SUM = 16
+STEP_GATHER = 17
+STEP_MERGE = 18
+STEP_SEND = 19
+STEP_RECEIVE = 20
 
 GATES = {"silu": 0, "gelu": 1, "swiglu_oai": 2}
 ROUTES = {"softmax": 0, "sigmoid": 1, "chosen": 2}
@@ -75,6 +81,8 @@ class Experts(Structure):
         ("func", c_int32),
         ("normalise", c_int32),
         ("scale", c_float),
+        ("first", c_int32),
+        ("held", c_int32),
         ("reserved", c_int32),
         ("selection", c_void_p),
         ("gains", c_void_p),
@@ -144,6 +152,8 @@ class Step(Structure):
         ("q_step", c_int32),
         ("gated", c_int32),
         ("v_norm", c_int32),
+        ("partial", c_int32),
+        ("first", c_int32),
         ("softcap", c_float),
         ("eps", c_float),
         ("scale", c_float),
@@ -167,13 +177,14 @@ class Step(Structure):
         ("partials", c_void_p),
         ("experts", POINTER(Experts)),
         ("delta", POINTER(Delta)),
+        ("act", c_void_p),
     ]
 
 
 class KvGroup(Structure):
-    """`hs_kv_group`: slots of its pool, and the last tokens that it keeps (0: all)."""
+    """`hs_kv_group`: slots of its pool, the last tokens that it keeps (0: all), whether its attention is partial."""
 
-    _fields_ = [("slots", c_int32), ("window", c_int32)]
+    _fields_ = [("slots", c_int32), ("window", c_int32), ("partial", c_int32), ("reserved", c_int32)]
 
 
 class ProgramRecord(Structure):
@@ -208,6 +219,10 @@ class BatchRecord(Structure):
         ("tables", c_void_p),
         ("logit_rows", c_void_p),
         ("states", c_void_p),
+        ("epoch", c_int64),
+        ("seq", c_int64),
+        ("failed_step", c_int32),
+        ("reserved", c_int32),
     ]
 
 
@@ -269,6 +284,51 @@ class Channel(Structure):
     ]
 
 
+class ActPart(Structure):
+    """`hs_act_part`: one matrix of an exchange."""
+
+    _fields_ = [
+        ("src", c_void_p),
+        ("out", c_void_p),
+        ("src_stride", c_int64),
+        ("out_stride", c_int64),
+        ("widths", POINTER(c_int32)),
+        ("width", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class Act(Structure):
+    """`hs_act`: an exchange as a step of a program."""
+
+    _fields_ = [
+        ("mail", POINTER(Mail)),
+        ("channel", POINTER(Channel)),
+        ("exchange", POINTER(Exchange)),
+        ("parts", POINTER(ActPart)),
+        ("part_count", c_int32),
+        ("target", c_int32),
+    ]
+
+
+class Merge(Structure):
+    """`hs_merge`: partial attentions of all ranks into a rank's own heads."""
+
+    _fields_ = [
+        ("src", c_void_p),
+        ("out", c_void_p),
+        ("sinks", c_void_p),
+        ("gate", c_void_p),
+        ("src_stride", c_int64),
+        ("out_stride", c_int64),
+        ("gate_stride", c_int64),
+        ("heads", c_int32),
+        ("head_dim", c_int32),
+        ("first", c_int32),
+        ("own", c_int32),
+    ]
+
+
 STRUCTS: tuple[type[Structure], ...] = (Matrix, Part, Stack, Experts, Delta, Step, KvGroup, ProgramRecord, BatchRecord)
 COLLECTIVE_STRUCTS: tuple[type[Structure], ...] = (Stamp, Exchange, Mail, Channel)
 
@@ -297,13 +357,11 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 COLLECTIVE_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "hs_collective_sizes": (None, [POINTER(c_int32)]),
     "hs_sum": (c_int32, [POINTER(Mail), POINTER(Exchange), c_void_p, c_int64]),
-    "hs_gather": (
-        c_int32,
-        [POINTER(Mail), POINTER(Exchange), POINTER(c_int32), c_void_p, c_int64, c_void_p, c_int64],
-    ),
+    "hs_gather": (c_int32, [POINTER(Mail), POINTER(Exchange), POINTER(ActPart), c_int32, c_int32]),
+    "hs_merge_heads": (c_int32, [POINTER(Mail), POINTER(Exchange), POINTER(Merge)]),
     "hs_credit": (c_int32, [POINTER(Channel)]),
-    "hs_send": (c_int32, [POINTER(Channel), POINTER(Exchange), c_void_p, c_int64]),
-    "hs_receive": (c_int32, [POINTER(Channel), POINTER(Exchange), c_void_p, c_int64]),
+    "hs_send": (c_int32, [POINTER(Channel), POINTER(Exchange), POINTER(ActPart), c_int32]),
+    "hs_receive": (c_int32, [POINTER(Channel), POINTER(Exchange), POINTER(ActPart), c_int32]),
 }
 """Of `hs_collective.h`; bound by `with_collective`."""
 

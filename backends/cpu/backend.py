@@ -19,7 +19,9 @@ from backends.base import (
     AddGated,
     Batch,
     Capability,
+    Collective,
     DeviceFacts,
+    GatherRows,
     KvPool,
     Limits,
     Linear,
@@ -27,13 +29,17 @@ from backends.base import (
     MemoryRegion,
     Op,
     OpenOptions,
+    ReceiveRows,
     RopeStore,
     Scale,
+    SendRows,
     Softcap,
     StatePool,
+    SumRows,
     TensorView,
 )
-from backends.cpu import abi, capability, cores, delta, levels
+from backends.cpu import abi, capability, cores, delta, exchanges, levels
+from backends.cpu.collective import CpuCollective
 from backends.cpu.load import load_weights
 from backends.cpu.memory import Mapping as MemoryMapping
 from backends.cpu.memory import doubles_at, floats_at
@@ -83,6 +89,7 @@ class CpuBackend:
         limits: Limits,
         progress: LoadProgress,
         states: StatePool = NO_STATES,
+        collective: Collective | None = None,
     ) -> CpuProgram:
         """Repack the weights, reserve pools and buffers, record the steps.
 
@@ -92,7 +99,9 @@ class CpuBackend:
         refuse_missing("cpu", capability.TABLE, ops, weights, kv)
         capability.refuse_shapes("cpu", ops, kv.type)
         capability.refuse_vectors("cpu", ops, weights)
-        plan = Plan(self.library, ops, weights, kv, limits, self.threads, states)
+        assert collective is None or isinstance(collective, CpuCollective), "CPU ranks exchange through shared memory"
+        exchanges.check(ops, collective)
+        plan = Plan(self.library, ops, weights, kv, limits, self.threads, states, collective)
         check_kv(plan)
         delta.check(ops, states)
         return CpuProgram(self, plan, progress)
@@ -139,14 +148,16 @@ class CpuProgram:
         for k, v in kv_sizes:
             addresses.append((kv_base, kv_base + k))
             kv_base += k + v
-        self._steps, self._parts = Recorder(plan, addresses, state).record()
+        recorder = Recorder(plan, addresses, state)
+        self._steps, self._parts = recorder.record()
+        self._labels, self._collective = recorder.labels, plan.collective
         groups = [abi.KvGroup(*each) for each in zip(plan.kv.group_slots, plan.kv.group_windows, strict=True)]
         self._kv_groups = (abi.KvGroup * len(groups))(*groups)
         self._record = abi.ProgramRecord(
             steps=self._steps,
             step_count=len(self._steps),
             vocab_rows=min(
-                (p[0].matrix.rows for s in self._steps if s.kind == abi.STEP_EMBED for p in [s.parts]), default=0
+                (s.parts[0].matrix.rows for s in self._steps if s.kind == abi.STEP_EMBED and s.first < 0), default=0
             ),
             group_count=len(groups) if plan.kv.layers else 0,
             groups=self._kv_groups,
@@ -177,7 +188,8 @@ class CpuProgram:
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
         """Execute every op. Returns logits float32 `[len(logit_rows), vocab]`, valid until the next call.
 
-        Raises ValueError for a batch that exceeds the limits or points outside vocabulary, tables or pool.
+        Raises ValueError for a batch that exceeds the limits or points outside vocabulary, tables or pool, and what
+        its collective raises (backends.acts.ExchangeError).
         """
         tokens, positions, slots = _int32(batch.tokens), _int32(batch.positions), _int32(batch.slots)
         row_lanes, tables, logit_rows = _int32(batch.lanes), _int32(batch.tables), _int32(batch.logit_rows)
@@ -204,8 +216,14 @@ class CpuProgram:
             tables.ctypes.data,
             logit_rows.ctypes.data,
             states.ctypes.data,
+            batch.epoch,
+            batch.seq,
         )
+        if self._collective is not None:
+            self._collective.check_usable()
         code = self._library.hs_run(self._backend.team, byref(self._record), byref(record))
+        if code != abi.OK and self._collective is not None and record.failed_step in self._labels:
+            self._collective.fail(self._labels[record.failed_step], code)
         if code != abi.OK:
             raise ValueError(abi.ERRORS[code])
         return self._output[: len(logit_rows) if self._last_scope else rows]
@@ -247,6 +265,14 @@ def _output_view(plan: Plan) -> npt.NDArray[np.float32]:
     """The buffer that the last op writes, all its rows, without the padding."""
     last = plan.ops[-1]
     match last:
+        case SendRows():
+            return np.zeros((0, 0), np.float32)
+        case GatherRows(parts=(part,), target=target):
+            if target not in (None, plan.rank):
+                return np.zeros((0, part.out.width), np.float32)
+            name = part.out.name
+        case SumRows(buffer=buffer):
+            name = buffer.name
         case Linear(parts=parts):
             name = parts[-1].out.name
         case RopeStore(q=q):
@@ -255,6 +281,8 @@ def _output_view(plan: Plan) -> npt.NDArray[np.float32]:
             name = src.name
         case AddGated(into=into):
             name = into.name
+        case GatherRows() | ReceiveRows():
+            raise ValueError(f"a program cannot end with {type(last).__name__}")
         case _:
             name = last.out.name
     buffer, offset = plan.buffers[name]

@@ -11,7 +11,8 @@ import ctypes
 import mmap
 import os
 from collections.abc import Mapping, Sequence
-from ctypes import byref, c_int32
+from ctypes import byref, c_int32, pointer
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -81,17 +82,16 @@ class CpuCollective:
             )
         source, source_stride = _matrix(part, written=False)
         target, target_stride = _matrix(out)
-        code = self._library.hs_gather(
-            *(byref(self._mail), byref(exchange), (c_int32 * self.ranks)(*widths)),
-            *(source, source_stride, target, target_stride),
-        )
-        self._done(exchange, code)
+        of_ranks = (c_int32 * self.ranks)(*widths)
+        each = abi.ActPart(source, target, source_stride, target_stride, of_ranks, part.shape[1])
+        self._done(exchange, self._library.hs_gather(byref(self._mail), byref(exchange), byref(each), 1, -1))
 
     def send(self, stamp: Stamp, target: int, rows: Floats) -> None:
         channel = self._sender(target)
-        exchange = self._enter(stamp, rows, most=self._shape.message_floats)
+        exchange = self._enter(stamp, rows, most=self._shape.route_floats(self.rank, target))
         address, stride = _matrix(rows, written=False)
-        code = self._library.hs_send(byref(channel), byref(exchange), address, stride)
+        part = abi.ActPart(src=address, src_stride=stride, width=rows.shape[1])
+        code = self._library.hs_send(byref(channel), byref(exchange), byref(part), 1)
         if code == abi.E_CREDIT:
             raise NoCredit(
                 f"the channel to rank {target} is full: {_text(exchange.stamp)} would be message"
@@ -102,12 +102,11 @@ class CpuCollective:
         self._done(exchange, code)
 
     def receive(self, stamp: Stamp, source: int, out: Floats) -> None:
-        channel = self._receivers.get(source)
-        if channel is None:
-            raise ValueError(f"there is no channel from rank {source} to rank {self.rank}")
-        exchange = self._enter(stamp, out, most=self._shape.message_floats)
+        channel = self._receiver(source)
+        exchange = self._enter(stamp, out, most=self._shape.route_floats(source, self.rank))
         address, stride = _matrix(out)
-        self._done(exchange, self._library.hs_receive(byref(channel), byref(exchange), address, stride))
+        part = abi.ActPart(out=address, out_stride=stride, width=out.shape[1])
+        self._done(exchange, self._library.hs_receive(byref(channel), byref(exchange), byref(part), 1))
 
     def credit(self, target: int) -> int:
         return int(self._library.hs_credit(byref(self._sender(target))))
@@ -119,6 +118,47 @@ class CpuCollective:
             if each.calls
         }
 
+    # ------------------------------------------------------------------------------------- exchanges as native steps
+
+    def act(
+        self,
+        label: str,
+        parts: Sequence[abi.ActPart] = (),
+        *,
+        target: int = -1,
+        to: int | None = None,
+        source: int | None = None,
+    ) -> abi.Act:
+        """The exchange `label` for a step of a program: with every rank, or a message to rank `to` or from `source`.
+        The record refers to this collective, which must outlive the program. Raises ValueError."""
+        exchange = self._exchange_of(label)
+        channel: abi.Channel | None = None
+        if to is not None:
+            channel = self._sender(to)
+        elif source is not None:
+            channel = self._receiver(source)
+        array = (abi.ActPart * len(parts))(*parts)
+        record = abi.Act(pointer(self._mail), None, pointer(exchange), array, len(parts), target)
+        if channel is not None:
+            record.channel = pointer(channel)
+        return record
+
+    def check_usable(self) -> None:
+        """Raises the error that a former exchange failed with, or ValueError once it is closed."""
+        if self._failed is not None:
+            raise self._failed.with_traceback(None)
+        if self._map.closed:
+            raise ValueError("the collective is closed")
+
+    def fail(self, label: str, code: int) -> NoReturn:
+        """Raise what `code` stands for, which the exchange `label` of a program gave."""
+        self._done(self._exchanges[label], code)
+        raise AssertionError(f"{label}: code {code} is no failure")
+
+    def waited_ns(self) -> int:
+        """Time spent waiting for other ranks since the beginning, spinning and asleep."""
+        return sum(each.spun_ns + each.slept_ns for each in self._exchanges.values())
+
     def close(self) -> None:
         """Unmap the memory. Does nothing a second time; no exchange may follow."""
         if not self._map.closed:
@@ -129,7 +169,7 @@ class CpuCollective:
 
     def _end(self, base: int, route: tuple[int, int], peer: int) -> abi.Channel:
         shape = self._shape
-        return abi.Channel(base + shape.channel_at(*route), shape.message_bytes, shape.depth, peer)
+        return abi.Channel(base + shape.channel_at(*route), shape.message_bytes(*route), shape.depth, peer)
 
     def _was_used(self, base: int) -> bool:
         mailbox_bytes = (self._shape.channels_at - self._shape.mailboxes_at) // self.ranks
@@ -143,21 +183,28 @@ class CpuCollective:
             raise ValueError(f"there is no channel from rank {self.rank} to rank {target}")
         return channel
 
+    def _receiver(self, source: int) -> abi.Channel:
+        channel = self._receivers.get(source)
+        if channel is None:
+            raise ValueError(f"there is no channel from rank {source} to rank {self.rank}")
+        return channel
+
     def _enter(self, stamp: Stamp, matrix: Floats, most: int | None = None) -> abi.Exchange:
         """Check what can be checked alone, and fill in the label's record."""
-        if self._failed is not None:
-            raise self._failed.with_traceback(None)
-        if self._map.closed:
-            raise ValueError(f"{stamp.label}: the collective is closed")
+        self.check_usable()
         if matrix.ndim != 2 or len(matrix) != stamp.rows:
             raise ValueError(f"{stamp.label}: a matrix {matrix.shape} under a stamp of {stamp.rows} rows")
         if most is not None and matrix.size > most:
             raise ValueError(f"{stamp.label}: {stamp.rows} x {matrix.shape[1]} floats, a message holds {most}")
-        exchange = self._exchanges.get(stamp.label)
-        if exchange is None:
-            exchange = self._exchanges[stamp.label] = self._new_exchange(stamp.label)
+        exchange = self._exchange_of(stamp.label)
         record = exchange.stamp
         record.epoch, record.seq, record.rows, record.width = stamp.epoch, stamp.seq, stamp.rows, matrix.shape[1]
+        return exchange
+
+    def _exchange_of(self, label: str) -> abi.Exchange:
+        exchange = self._exchanges.get(label)
+        if exchange is None:
+            exchange = self._exchanges[label] = self._new_exchange(label)
         return exchange
 
     def _new_exchange(self, label: str) -> abi.Exchange:
@@ -172,6 +219,8 @@ class CpuCollective:
             return
         label = exchange.stamp.label.decode()
         peer = exchange.peer
+        if code == abi.E_CREDIT:
+            raise NoCredit(f"a channel is full: {_text(exchange.stamp)} does not go into it", label, -1)
         if code == abi.E_LATE:
             self._failed = PeerLate(
                 f"rank {peer} did not come to {_text(exchange.wanted)} within {self._timeout_s:g} s", label, peer

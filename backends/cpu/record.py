@@ -27,22 +27,29 @@ from backends.base import (
     ExpertMatrix,
     Experts,
     GatedActivation,
+    GatherRows,
     KvPool,
     Limits,
     Linear,
+    MergeAttention,
     Norm,
     Op,
+    ReceiveRows,
     Rope,
     RopeStore,
     Scale,
     SelectRows,
+    SendRows,
     Softcap,
     StatePool,
+    SumRows,
     TensorView,
     Weight,
+    Zero,
 )
-from backends.cpu import abi, delta, experts
+from backends.cpu import abi, delta, exchanges, experts
 from backends.cpu.capability import PACKED_TYPES
+from backends.cpu.collective import CpuCollective
 from backends.cpu.memory import Arena
 from backends.cpu.widths import FLOAT_BYTES, padded
 from backends.quant import QuantType
@@ -95,6 +102,7 @@ class Plan:
         limits: Limits,
         threads: int,
         states: StatePool = NO_STATES,
+        collective: CpuCollective | None = None,
     ) -> None:
         if not ops:
             raise ValueError("a program needs at least one op")
@@ -102,6 +110,8 @@ class Plan:
         self.ops = tuple(ops)
         self.kv = kv
         self.states = states
+        self.collective = collective
+        self.rank = collective.rank if collective is not None else None
         self.limits = limits
         self.weights = Arena()
         self.workspace = Arena()
@@ -119,7 +129,7 @@ class Plan:
         rows_of: dict[str, int] = {}
         widths: dict[str, Buffer] = {}
         for op, scope in zip(self.ops, self.scopes, strict=True):
-            for buffer, buffer_scope in _buffers_of(op, scope):
+            for buffer, buffer_scope in _buffers_of(op, scope, self.rank):
                 if widths.setdefault(buffer.name, buffer) != buffer:
                     raise ValueError(
                         f"buffer {buffer.name} is used with widths {widths[buffer.name].width} and {buffer.width}"
@@ -220,6 +230,8 @@ class Recorder:
         self._states = states
         self._parts: list[ctypes.Array[abi.Part] | ctypes.Structure] = []
         self._steps: list[abi.Step] = []
+        self.labels: dict[int, str] = {}
+        """The label of each step that exchanges rows."""
 
     def record(self) -> tuple[ctypes.Array[abi.Step], list[ctypes.Array[abi.Part] | ctypes.Structure]]:
         plan = self._plan
@@ -258,6 +270,10 @@ class Recorder:
                     self._delta(index, op, scope)
                 case SelectRows():
                     self._select(op)
+                case Zero():
+                    self._emit(abi.STEP_ZERO, scope, width=op.out.width, **self._at("dst", op.out))
+                case SumRows() | GatherRows() | MergeAttention() | SendRows() | ReceiveRows():
+                    self._exchange(op, scope)
         return (abi.Step * len(self._steps))(*self._steps), self._parts
 
     def _embed(self, op: EmbedRows, scope: int) -> None:
@@ -266,6 +282,7 @@ class Recorder:
             abi.STEP_EMBED,
             scope,
             width=op.out.width,
+            first=-1 if op.first is None else op.first,
             scale=op.scale,
             part_count=1,
             parts=self._keep([part]),
@@ -362,12 +379,13 @@ class Recorder:
             kv_group=self._plan.kv.layers[op.layer].group,
             q_step=_q_step(op),
             gated=int(op.gated),
+            partial=int(op.partial),
             softcap=op.softcap,
             weight=self._vector(op.sinks) if op.sinks is not None else None,
             k_pool=k_pool,
             v_pool=v_pool,
             partials=self._plan.workspace.address(self._plan.partials),
-            activation=self._activation_for(index, op.out, op.head_dim),
+            activation=None if op.partial else self._activation_for(index, op.out, op.head_dim),
             **self._at("src", op.q),
             **self._at("dst", op.out),
         )
@@ -456,6 +474,14 @@ class Recorder:
             **self._at("dst", op.out),
         )
 
+    def _exchange(self, op: exchanges.Exchange, scope: int) -> None:
+        collective = self._plan.collective
+        assert collective is not None, "checked before"
+        kind, fields, act = exchanges.record(op, collective, self._place, self._vector)
+        self._parts.append(act)
+        self.labels[len(self._steps)] = op.label
+        self._emit(kind, scope, act=exchanges.pointer_to(act), **fields)
+
     def _emit(self, kind: int, scope: int, **fields: object) -> None:
         self._steps.append(
             abi.Step(kind=kind, scope=scope, **{name: value for name, value in fields.items() if value is not None})
@@ -464,8 +490,12 @@ class Recorder:
     def _at(self, field: str, buffer: Buffer | None) -> dict[str, int]:
         if buffer is None:
             return {}
+        address, stride = self._place(buffer)
+        return {field: address, f"{field}_stride": stride}
+
+    def _place(self, buffer: Buffer) -> tuple[int, int]:
         _, offset = self._plan.buffers[buffer.name]
-        return {field: self._plan.workspace.address(offset), f"{field}_stride": padded(buffer.width)}
+        return self._plan.workspace.address(offset), padded(buffer.width)
 
     def _matrix(self, weight: Weight) -> abi.Matrix:
         stored = self._plan.stored[weight.name]
@@ -505,7 +535,7 @@ def _quantises(op: Op, out: Buffer) -> bool:
     match op:
         case Norm(out=written) | GatedActivation(out=written):
             unit = written.width
-        case Attention(out=written, head_dim=head_dim):
+        case Attention(out=written, head_dim=head_dim, partial=False):
             unit = head_dim
         case DeltaNet(out=written, value_dim=value_dim):
             unit = value_dim
@@ -530,7 +560,7 @@ def _scopes(ops: Sequence[Op]) -> Iterator[int]:
         yield scope
 
 
-def _buffers_of(op: Op, scope: int) -> Iterator[tuple[Buffer, int]]:
+def _buffers_of(op: Op, scope: int, rank: int | None) -> Iterator[tuple[Buffer, int]]:
     """Every buffer of an op with the scope of its rows."""
     match op:
         case EmbedRows(out=out):
@@ -557,6 +587,10 @@ def _buffers_of(op: Op, scope: int) -> Iterator[tuple[Buffer, int]]:
         case SelectRows(src=src, out=out, add=add):
             yield from ((buffer, 0) for buffer in (src, add) if buffer is not None)
             yield out, 1
+        case Zero(out=out):
+            yield out, scope
+        case _:
+            yield from ((buffer, scope) for buffer in exchanges.buffers_of(op, rank))
 
 
 def _weights_of(op: Op) -> Iterator[tuple[Weight, str]]:
@@ -572,7 +606,7 @@ def _weights_of(op: Op) -> Iterator[tuple[Weight, str]]:
             yield weight, VECTOR
         case RopeStore(q_norm=q_norm, k_norm=k_norm):
             yield from ((norm, VECTOR) for norm in (q_norm, k_norm) if norm is not None)
-        case Attention(sinks=sinks):
+        case Attention(sinks=sinks) | MergeAttention(sinks=sinks):
             if sinks is not None:
                 yield sinks, VECTOR
         case Experts():
@@ -621,7 +655,7 @@ def _widths(op: RopeStore | Attention) -> Iterator[tuple[str, int, int]]:
     least = 2 * dims if isinstance(op, Attention) and op.gated else dims
     yield "a head of q", step, max(step, least)
     if isinstance(op, Attention):
-        yield "out", op.out.width, op.heads * dims
+        yield "out", op.out.width, op.heads * (dims + op.partial)
         vectors = [("sinks", op.sinks, op.heads)]
     else:
         yield from ((name, b.width, op.kv_heads * dims) for name, b in (("k", op.k), ("v", op.v)) if b is not None)

@@ -103,7 +103,8 @@ def main(fd: str, shape: str, rank: str, job: str, timeout_s: str) -> None:
     facts = json.loads(shape)
     routes = tuple((source, target) for source, target in facts.pop("routes"))
     library = levels.load(levels.choose("", levels.host_levels()))
-    acts = CpuCollective(library, int(fd), ActShape(**facts, routes=routes), int(rank), timeout_s=float(timeout_s))
+    shape_ = ActShape(**facts | {"sizes": tuple(facts["sizes"])}, routes=routes)
+    acts = CpuCollective(library, int(fd), shape_, int(rank), timeout_s=float(timeout_s))
     say(up=True)
     sys.stdin.readline()
     try:

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <ctime>
 
@@ -131,6 +132,24 @@ struct Matrix {
             begin += count;
         }
     }
+    void get(float *dst, int64_t begin, int64_t end) const {
+        runs(begin, end, [&](const float *place, int64_t count) {
+            std::memcpy(dst, place, static_cast<size_t>(count) * sizeof(float));
+            dst += count;
+        });
+    }
+};
+
+// Matrices [rows, width] side by side, as one of all their widths.
+class Beside {
+  public:
+    void add(float *data, int64_t stride, int64_t width) {
+        if (width == 0) return;
+        matrices_[count_++] = {data, stride, width};
+        width_ += width;
+    }
+    int64_t width() const { return width_; }
+
     void put(const float *src, int64_t begin, int64_t end) const {
         runs(begin, end, [&](float *place, int64_t count) {
             std::memcpy(place, src, static_cast<size_t>(count) * sizeof(float));
@@ -143,7 +162,41 @@ struct Matrix {
             dst += count;
         });
     }
+
+  private:
+    template <class F> void runs(int64_t begin, int64_t end, F f) const {
+        while (begin < end) {
+            const int64_t row = begin / width_;
+            int64_t column = begin % width_;
+            int i = 0;
+            while (column >= matrices_[i].width) column -= matrices_[i++].width;
+            const int64_t count = std::min(end - begin, matrices_[i].width - column);
+            f(matrices_[i].data + row * matrices_[i].stride + column, count);
+            begin += count;
+        }
+    }
+
+    Matrix matrices_[HS_ACT_PARTS_MOST] = {};
+    int count_ = 0;
+    int64_t width_ = 0;
 };
+
+bool parts_are_sound(const hs_act_part *parts, int32_t count) {
+    if (count < 0 || count > HS_ACT_PARTS_MOST) return false;
+    int64_t all = 0;
+    for (int i = 0; i < count; i++) {
+        if (parts[i].width < 0) return false;
+        all += parts[i].width;
+    }
+    return all <= INT32_MAX;
+}
+
+// What a rank gives; only read.
+Beside given(const hs_act_part *parts, int32_t count) {
+    Beside all;
+    for (int i = 0; i < count; i++) all.add(const_cast<float *>(parts[i].src), parts[i].src_stride, parts[i].width);
+    return all;
+}
 
 struct Slot {
     hs_stamp *stamp;
@@ -178,7 +231,7 @@ class Round {
     }
 
     // Elements [begin, end) of this rank's matrix are piece number `piece`.
-    void post(const Matrix &own, int64_t begin, int64_t end, int64_t piece) {
+    template <class M> void post(const M &own, int64_t begin, int64_t end, int64_t piece) {
         x_.stamp.piece = static_cast<int32_t>(piece);
         const Slot mine = slot(mail_.rank);
         own.get(mine.data, begin, end);
@@ -243,19 +296,51 @@ Slot message(const hs_channel &channel) {
 
 int64_t message_floats(const hs_exchange &x) { return int64_t{x.stamp.rows} * x.stamp.width; }
 
-bool message_fits(const hs_channel &channel, hs_exchange &x, int64_t stride) {
+bool message_fits(const hs_channel &channel, hs_exchange &x, const Beside &rows) {
     x.stamp.kind = HS_ACT_MESSAGE;
     x.stamp.piece = 0;
-    return sound(x, stride) && message_floats(x) <= channel.message_bytes / static_cast<int64_t>(sizeof(float));
+    x.stamp.width = static_cast<int32_t>(rows.width());
+    return sound(x, x.stamp.width) && message_floats(x) <= channel.message_bytes / static_cast<int64_t>(sizeof(float));
+}
+
+// Own heads of one row from the partial attentions of all ranks: `partial(rank)` is a rank's row.
+template <class F> void merge_row(const hs_merge &m, int ranks, int64_t row, F partial) {
+    for (int head = 0; head < m.own; head++) {
+        const int64_t whole = m.first + head, lse = int64_t{m.heads} * m.head_dim + whole;
+        float *out = m.out + row * m.out_stride + int64_t{head} * m.head_dim;
+        float most = m.sinks ? m.sinks[head] : -INFINITY;
+        for (int rank = 0; rank < ranks; rank++) most = std::max(most, partial(rank)[lse]);
+        std::fill(out, out + m.head_dim, 0.0f);
+        if (most == -INFINITY) continue;  // no row anywhere
+        float all = m.sinks ? std::exp(m.sinks[head] - most) : 0.0f;
+        for (int rank = 0; rank < ranks; rank++) all += std::exp(partial(rank)[lse] - most);
+        for (int rank = 0; rank < ranks; rank++) {
+            const float share = std::exp(partial(rank)[lse] - most) / all;
+            if (share == 0.0f) continue;
+            const float *part = partial(rank) + whole * m.head_dim;
+            for (int d = 0; d < m.head_dim; d++) out[d] += share * part[d];
+        }
+        if (!m.gate) continue;
+        const float *gate = m.gate + row * m.gate_stride + int64_t{head} * 2 * m.head_dim + m.head_dim;
+        for (int d = 0; d < m.head_dim; d++) out[d] /= 1.0f + std::exp(-gate[d]);
+    }
+}
+
+bool merge_is_sound(const hs_merge &m) {
+    return m.heads > 0 && m.head_dim > 0 && m.first >= 0 && m.own >= 0 && m.first <= m.heads - m.own &&
+           int64_t{m.heads} * (m.head_dim + 1) <= INT32_MAX;
 }
 
 }  // namespace
 
-HS_API void hs_collective_sizes(int32_t out[4]) {
+HS_API void hs_collective_sizes(int32_t out[7]) {
     out[0] = sizeof(hs_stamp);
     out[1] = sizeof(hs_exchange);
     out[2] = sizeof(hs_mail);
     out[3] = sizeof(hs_channel);
+    out[4] = sizeof(hs_act_part);
+    out[5] = sizeof(hs_act);
+    out[6] = sizeof(hs_merge);
 }
 
 HS_API int32_t hs_sum(hs_mail *mail, hs_exchange *exchange, float *buffer, int64_t stride) {
@@ -274,35 +359,84 @@ HS_API int32_t hs_sum(hs_mail *mail, hs_exchange *exchange, float *buffer, int64
     return HS_OK;
 }
 
-HS_API int32_t hs_gather(hs_mail *mail, hs_exchange *exchange, const int32_t *widths, const float *part, int64_t part_stride,
-                         float *out, int64_t out_stride) {
-    int64_t total = 0;
-    int32_t widest = 0;
-    for (int rank = 0; rank < mail->ranks; rank++) {
-        if (widths[rank] < 0) return HS_E_SHAPE;
-        widest = std::max(widest, widths[rank]);
-        total += widths[rank];
-    }
-    exchange->stamp.width = widths[mail->rank];
-    if (!sound(*exchange, part_stride) || out_stride < total) return HS_E_SHAPE;
+HS_API int32_t hs_gather(hs_mail *mail, hs_exchange *exchange, const hs_act_part *parts, int32_t part_count, int32_t target) {
+    if (!parts_are_sound(parts, part_count) || target >= mail->ranks) return HS_E_SHAPE;
     const int64_t rows = exchange->stamp.rows;
-    const Matrix own{const_cast<float *>(part), part_stride, widths[mail->rank]};  // only read
+    int64_t widest = 0;
+    for (int rank = 0; rank < mail->ranks; rank++) {
+        int64_t all = 0;
+        for (int i = 0; i < part_count; i++) {
+            if (parts[i].widths[rank] < 0) return HS_E_SHAPE;
+            all += parts[i].widths[rank];
+        }
+        if (all > INT32_MAX) return HS_E_SHAPE;
+        widest = std::max(widest, all);
+    }
+    const bool wanted = target < 0 || target == mail->rank;
+    for (int i = 0; i < part_count; i++) {
+        int64_t total = 0;
+        for (int rank = 0; rank < mail->ranks; rank++) total += parts[i].widths[rank];
+        if (parts[i].width != parts[i].widths[mail->rank] || parts[i].src_stride < parts[i].width || (wanted && parts[i].out_stride < total))
+            return HS_E_SHAPE;
+    }
+    // Where what rank `rank` gives goes to.
+    const auto taken = [&](int rank) {
+        Beside all;
+        for (int i = 0; i < part_count; i++) {
+            int64_t before = 0;
+            for (int r = 0; r < rank; r++) before += parts[i].widths[r];
+            all.add(parts[i].out + before, parts[i].out_stride, parts[i].widths[rank]);
+        }
+        return all;
+    };
+    const Beside own = given(parts, part_count);
+    exchange->stamp.width = static_cast<int32_t>(own.width());
+    if (!sound(*exchange, exchange->stamp.width)) return HS_E_SHAPE;
     if (mail->ranks == 1) {
-        for (int64_t row = 0; row < rows; row++) own.get(out + row * out_stride, row * total, (row + 1) * total);
+        for (int i = 0; i < part_count; i++)
+            for (int64_t row = 0; row < rows; row++)
+                std::memmove(parts[i].out + row * parts[i].out_stride, parts[i].src + row * parts[i].src_stride,
+                             static_cast<size_t>(parts[i].width) * sizeof(float));
         return HS_OK;
     }
     Round round(*mail, *exchange, HS_ACT_GATHER);
     for (int64_t piece = 0; piece < round.pieces(rows * widest); piece++) {
         const int64_t first = piece * round.piece_floats(), last = first + round.piece_floats();
-        const auto within = [&](int64_t element, int rank) { return std::min(element, rows * widths[rank]); };
-        round.post(own, within(first, mail->rank), within(last, mail->rank), piece);
-        float *place = out;
+        round.post(own, std::min(first, rows * own.width()), std::min(last, rows * own.width()), piece);
         for (int rank = 0; rank < mail->ranks; rank++) {
-            const int32_t code = round.take(rank, widths[rank]);
+            const Beside place = taken(rank);
+            const int32_t code = round.take(rank, static_cast<int32_t>(place.width()));
             if (code != HS_OK) return code;
-            Matrix{place, out_stride, widths[rank]}.put(round.slot(rank).data, within(first, rank), within(last, rank));
-            place += widths[rank];
+            if (wanted) place.put(round.slot(rank).data, std::min(first, rows * place.width()), std::min(last, rows * place.width()));
         }
+        round.next();
+    }
+    return HS_OK;
+}
+
+HS_API int32_t hs_merge_heads(hs_mail *mail, hs_exchange *exchange, const hs_merge *merge) {
+    if (!merge_is_sound(*merge)) return HS_E_SHAPE;
+    const hs_merge &m = *merge;
+    const int64_t width = int64_t{m.heads} * (m.head_dim + 1), rows = exchange->stamp.rows;
+    exchange->stamp.width = static_cast<int32_t>(width);
+    if (!sound(*exchange, m.src_stride)) return HS_E_SHAPE;
+    if (mail->ranks == 1) {
+        for (int64_t row = 0; row < rows; row++) merge_row(m, 1, row, [&](int) { return m.src + row * m.src_stride; });
+        return HS_OK;
+    }
+    Round round(*mail, *exchange, HS_ACT_MERGE);
+    const int64_t at_once = round.piece_floats() / width;
+    if (at_once < 1) return HS_E_SHAPE;
+    const Matrix own{const_cast<float *>(m.src), m.src_stride, width};  // only read
+    for (int64_t first = 0, piece = 0; piece == 0 || first < rows; first += at_once, piece++) {
+        const int64_t last = std::min(rows, first + at_once);
+        round.post(own, first * width, last * width, piece);
+        for (int rank = 0; rank < mail->ranks; rank++) {
+            const int32_t code = round.take(rank, static_cast<int32_t>(width));
+            if (code != HS_OK) return code;
+        }
+        for (int64_t row = first; row < last; row++)
+            merge_row(m, mail->ranks, row, [&](int rank) { return round.slot(rank).data + (row - first) * width; });
         round.next();
     }
     return HS_OK;
@@ -313,12 +447,14 @@ HS_API int32_t hs_credit(const hs_channel *channel) {
     return channel->depth - static_cast<int32_t>(channel->count - taken);
 }
 
-HS_API int32_t hs_send(hs_channel *channel, hs_exchange *exchange, const float *src, int64_t stride) {
-    if (!message_fits(*channel, *exchange, stride)) return HS_E_SHAPE;
+HS_API int32_t hs_send(hs_channel *channel, hs_exchange *exchange, const hs_act_part *parts, int32_t part_count) {
+    if (!parts_are_sound(parts, part_count)) return HS_E_SHAPE;
+    const Beside rows = given(parts, part_count);
+    if (!message_fits(*channel, *exchange, rows)) return HS_E_SHAPE;
     if (hs_credit(channel) < 1) return HS_E_CREDIT;
     const int64_t floats = message_floats(*exchange);
     const Slot slot = message(*channel);
-    Matrix{const_cast<float *>(src), stride, exchange->stamp.width}.get(slot.data, 0, floats);  // only read
+    rows.get(slot.data, 0, floats);
     *slot.stamp = exchange->stamp;
     exchange->calls++;
     exchange->bytes += floats * static_cast<int64_t>(sizeof(float));
@@ -326,8 +462,11 @@ HS_API int32_t hs_send(hs_channel *channel, hs_exchange *exchange, const float *
     return HS_OK;
 }
 
-HS_API int32_t hs_receive(hs_channel *channel, hs_exchange *exchange, float *dst, int64_t stride) {
-    if (!message_fits(*channel, *exchange, stride)) return HS_E_SHAPE;
+HS_API int32_t hs_receive(hs_channel *channel, hs_exchange *exchange, const hs_act_part *parts, int32_t part_count) {
+    if (!parts_are_sound(parts, part_count)) return HS_E_SHAPE;
+    Beside rows;
+    for (int i = 0; i < part_count; i++) rows.add(parts[i].out, parts[i].out_stride, parts[i].width);
+    if (!message_fits(*channel, *exchange, rows)) return HS_E_SHAPE;
     exchange->calls++;
     if (!await(sent_line(*channel), channel->count + 1, *exchange, now() + exchange->timeout_ns)) {
         exchange->peer = channel->peer;
@@ -337,7 +476,7 @@ HS_API int32_t hs_receive(hs_channel *channel, hs_exchange *exchange, float *dst
     const Slot slot = message(*channel);
     if (!same_stamp(exchange->stamp, slot, channel->peer, *exchange)) return HS_E_STAMP;
     const int64_t floats = message_floats(*exchange);
-    Matrix{dst, stride, exchange->stamp.width}.put(slot.data, 0, floats);
+    rows.put(slot.data, 0, floats);
     exchange->bytes += floats * static_cast<int64_t>(sizeof(float));
     taken_line(*channel).count.store(++channel->count, std::memory_order_release);
     return HS_OK;

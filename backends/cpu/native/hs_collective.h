@@ -11,7 +11,8 @@ extern "C" {
 #endif
 
 enum { HS_E_LATE = -5, HS_E_STAMP = -6, HS_E_CREDIT = -7 };
-enum { HS_ACT_SUM = 1, HS_ACT_GATHER = 2, HS_ACT_MESSAGE = 3 };
+enum { HS_ACT_SUM = 1, HS_ACT_GATHER = 2, HS_ACT_MESSAGE = 3, HS_ACT_MERGE = 4 };
+enum { HS_ACT_PARTS_MOST = 4 };
 
 /* What is compared before a byte that another rank wrote is used (backends/acts.py). */
 typedef struct hs_stamp {
@@ -59,22 +60,61 @@ typedef struct hs_channel {
     int32_t reserved;
 } hs_channel;
 
-/* Sizes of hs_stamp, hs_exchange, hs_mail, hs_channel, in this order. */
-void hs_collective_sizes(int32_t out[4]);
+/* One matrix of an exchange. What is sent or given lies at src [rows, width], what comes goes to out: [rows, width], or of a
+ * gather [rows, sum of widths]. */
+typedef struct hs_act_part {
+    const float *src;
+    float *out;
+    int64_t src_stride;
+    int64_t out_stride;
+    const int32_t *widths; /* gather: [ranks], the width of each rank's src */
+    int32_t width;
+    int32_t reserved;
+} hs_act_part;
+
+/* An exchange as a step of a program. */
+typedef struct hs_act {
+    hs_mail *mail;
+    hs_channel *channel;
+    hs_exchange *exchange;
+    const hs_act_part *parts;
+    int32_t part_count; /* at most HS_ACT_PARTS_MOST */
+    int32_t target;     /* gather: the only rank that gets `out`; -1: all */
+} hs_act;
+
+/* Partial attentions of all ranks become that of this rank's own heads (backends/base.py, MergeAttention). */
+typedef struct hs_merge {
+    const float *src; /* [rows, heads * (head_dim + 1)]: outputs, then log-sum-exps */
+    float *out;       /* [rows, own * head_dim] */
+    const float *sinks; /* [own], or null */
+    const float *gate;  /* [rows, own * 2 * head_dim], or null */
+    int64_t src_stride;
+    int64_t out_stride;
+    int64_t gate_stride;
+    int32_t heads;
+    int32_t head_dim;
+    int32_t first;
+    int32_t own;
+} hs_merge;
+
+/* Sizes of hs_stamp, hs_exchange, hs_mail, hs_channel, hs_act_part, hs_act, hs_merge, in this order. */
+void hs_collective_sizes(int32_t out[7]);
 
 /* Matrices are [rows, width] of the exchange's stamp, with `stride` floats from row to row. Sizes are checked before anything is
- * written; HS_E_LATE and HS_E_STAMP leave mailboxes and channel unusable. */
+ * written; HS_E_LATE and HS_E_STAMP leave mailboxes and channel unusable. The stamp's width is set by the functions that take
+ * parts. */
 
 /* buffer = the sum of all ranks' buffers, in the order of the ranks */
 int32_t hs_sum(hs_mail *mail, hs_exchange *exchange, float *buffer, int64_t stride);
-/* out [rows, sum of widths] = the parts of all ranks side by side; widths [ranks] */
-int32_t hs_gather(hs_mail *mail, hs_exchange *exchange, const int32_t *widths, const float *part, int64_t part_stride, float *out,
-                  int64_t out_stride);
+/* Each part's out = the src of all ranks side by side. One exchange for all parts. */
+int32_t hs_gather(hs_mail *mail, hs_exchange *exchange, const hs_act_part *parts, int32_t part_count, int32_t target);
+/* Raises HS_E_SHAPE where a row does not fit a piece. */
+int32_t hs_merge_heads(hs_mail *mail, hs_exchange *exchange, const hs_merge *merge);
 /* Messages that may be sent now. */
 int32_t hs_credit(const hs_channel *channel);
-/* Never waits: HS_E_CREDIT where the channel is full. */
-int32_t hs_send(hs_channel *channel, hs_exchange *exchange, const float *src, int64_t stride);
-int32_t hs_receive(hs_channel *channel, hs_exchange *exchange, float *dst, int64_t stride);
+/* Rows of all parts side by side as one message. Never waits: HS_E_CREDIT where the channel is full. */
+int32_t hs_send(hs_channel *channel, hs_exchange *exchange, const hs_act_part *parts, int32_t part_count);
+int32_t hs_receive(hs_channel *channel, hs_exchange *exchange, const hs_act_part *parts, int32_t part_count);
 
 #ifdef __cplusplus
 }

@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-#define HS_ABI_VERSION 4
+#define HS_ABI_VERSION 5
 
 enum { HS_OK = 0, HS_E_TYPE = -1, HS_E_SHAPE = -2, HS_E_BATCH = -3, HS_E_THREAD = -4 };
 
@@ -66,7 +66,14 @@ enum {
     HS_STEP_ADD_GATED = 11, /* dst += sigmoid(add[r][0]) * src; without add: dst += src */
     HS_STEP_EXPERTS = 12,   /* dst = what the experts that the logits `add` choose make of src (activation: int16 of it) */
     HS_STEP_DELTA = 13,     /* dst = delta net of src (mixed), add (z), third (beta) */
-    HS_STEP_SCALE = 14      /* src = weight[0] * src */
+    HS_STEP_SCALE = 14,     /* src = weight[0] * src */
+    HS_STEP_ZERO = 15,      /* dst = 0 */
+    /* Exchanges between ranks (hs_collective.h), done by `act` for the rows of the scope; nothing where there are none. */
+    HS_STEP_SUM = 16,       /* src = the sum over ranks */
+    HS_STEP_GATHER = 17,    /* the parts of `act`, side by side */
+    HS_STEP_MERGE = 18,     /* dst [kv_heads * head_dim] = heads `first` .. of the partial attentions src [heads * (head_dim + 1)] */
+    HS_STEP_SEND = 19,      /* the parts of `act` as one message */
+    HS_STEP_RECEIVE = 20
 };
 
 enum { HS_GATE_SILU = 0, HS_GATE_GELU = 1, HS_GATE_SWIGLU_OAI = 2 };
@@ -87,6 +94,8 @@ typedef struct hs_experts {
     int32_t func;
     int32_t normalise;
     float scale;
+    int32_t first; /* the stacks hold experts first .. first + held - 1; a chosen one that is not there adds nothing */
+    int32_t held;
     int32_t reserved;
     const float *selection; /* [count], or null */
     const float *gains;     /* [count], or null */
@@ -151,6 +160,8 @@ typedef struct hs_step {
     int32_t q_step; /* floats from one head of q to the next */
     int32_t gated;  /* attention: head_dim values behind each head of q are its gate */
     int32_t v_norm; /* HS_STEP_ROPE_STORE: v is normalised, without weights */
+    int32_t partial; /* attention: pages of -1 are passed over; dst has a log-sum-exp for each head behind the heads */
+    int32_t first;   /* HS_STEP_EMBED: token of the table's first row, -1: the whole table is here. HS_STEP_MERGE: first own head */
     float softcap;  /* of attention scores; 0: none */
     float eps;
     float scale; /* embedding scale, attention scale, rope magnitude, cap */
@@ -174,12 +185,15 @@ typedef struct hs_step {
     float *partials; /* attention scratch: partial results, hs_partial_floats() long */
     const hs_experts *experts;
     const hs_delta *delta;
+    const struct hs_act *act; /* of an exchange */
 } hs_step;
 
 /* A group of attention layers that keep the same tokens: slots of its pool, and how many last tokens; 0: every one. */
 typedef struct hs_kv_group {
     int32_t slots;
     int32_t window;
+    int32_t partial; /* its attention is partial: a page of -1 lies on another rank */
+    int32_t reserved;
 } hs_kv_group;
 
 typedef struct hs_program {
@@ -207,6 +221,10 @@ typedef struct hs_batch {
     const int32_t *tables; /* [groups, lanes, lane_pages]; pages before a group's window are not read */
     const int32_t *logit_rows;
     const int32_t *states; /* [lanes], the state slot of each; not read without recurrent layers */
+    int64_t epoch;         /* with seq: what exchanges are stamped with */
+    int64_t seq;
+    int32_t failed_step;   /* written where an exchange fails: which step it was */
+    int32_t reserved;
 } hs_batch;
 
 typedef struct hs_team hs_team;
@@ -245,7 +263,8 @@ int32_t hs_repack_stack(hs_team *team, int32_t type, int32_t count, int32_t pitc
 /* Row `row` of a packed matrix, dequantised: dst[cols]. */
 int32_t hs_unpack_row(const hs_matrix *matrix, int32_t row, float *dst);
 
-int32_t hs_run(hs_team *team, const hs_program *program, const hs_batch *batch);
+/* HS_OK, HS_E_BATCH before anything was done, or what an exchange gave: nothing behind it was done then. */
+int32_t hs_run(hs_team *team, const hs_program *program, hs_batch *batch);
 
 #ifdef __cplusplus
 }

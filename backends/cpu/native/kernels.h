@@ -57,7 +57,7 @@ void linear_chunk(const Run &run, const hs_step &step, int chunk);
 
 // rowops.cpp
 int row_chunks(const Run &run, const hs_step &step);      // steps that take whole rows
-int column_chunks(const Run &run, const hs_step &step);   // steps that may cut a row: gate, quantise, softcap, add, scale
+int column_chunks(const Run &run, const hs_step &step);   // steps that may cut a row: gate, quantise, softcap, add, scale, zero
 void rope_table_chunk(const Run &run, const hs_step &step, int chunk);
 void embed_chunk(const Run &run, const hs_step &step, int chunk);
 void norm_chunk(const Run &run, const hs_step &step, int chunk);
@@ -67,6 +67,7 @@ void quantise_chunk(const Run &run, const hs_step &step, int chunk);
 void gate_chunk(const Run &run, const hs_step &step, int chunk);
 void softcap_chunk(const Run &run, const hs_step &step, int chunk);
 void scale_chunk(const Run &run, const hs_step &step, int chunk);
+void zero_chunk(const Run &run, const hs_step &step, int chunk);
 void add_gated_chunk(const Run &run, const hs_step &step, int chunk);
 
 // experts.cpp: four stages

@@ -10,6 +10,7 @@
 #include <sys/prctl.h>
 #endif
 
+#include "hs_collective.h"
 #include "hs_cpu.h"
 #include "kernels.h"
 #include "team.h"
@@ -56,23 +57,61 @@ constexpr Kind STAGES[][STAGES_MOST] = {
     {{route_chunks, route_chunk}, {expert_up_chunks, expert_up_chunk}, {expert_down_chunks, expert_down_chunk}, {combine_chunks, combine_chunk}},
     {{delta_conv_chunks, delta_conv_chunk}, {delta_rule_chunks, delta_rule_chunk}},
     {{column_chunks, scale_chunk}},
+    {{column_chunks, zero_chunk}},
 };
 constexpr int KINDS = sizeof STAGES / sizeof STAGES[0];
-static_assert(KINDS == HS_STEP_SCALE + 1, "a row for each HS_STEP");
+static_assert(KINDS == HS_STEP_ZERO + 1 && KINDS == HS_STEP_SUM, "a row for each HS_STEP that is no exchange");
+
+// One exchange with other ranks, for the rows of the step's scope.
+int32_t exchange_rows(const Run &run, const hs_step &step) {
+    const hs_act &act = *step.act;
+    const int rows = run.rows(step);
+    if (rows == 0) return HS_OK;
+    hs_stamp &stamp = act.exchange->stamp;
+    stamp.epoch = run.batch.epoch;
+    stamp.seq = run.batch.seq;
+    stamp.rows = rows;
+    switch (step.kind) {
+        case HS_STEP_SUM:
+            stamp.width = step.width;
+            return hs_sum(act.mail, act.exchange, step.src, step.src_stride);
+        case HS_STEP_GATHER:
+            return hs_gather(act.mail, act.exchange, act.parts, act.part_count, act.target);
+        case HS_STEP_MERGE: {
+            const hs_merge merge{step.src,         step.dst,   step.weight,   step.add,   step.src_stride, step.dst_stride,
+                                 step.add_stride, step.heads, step.head_dim, step.first, step.kv_heads};
+            return hs_merge_heads(act.mail, act.exchange, &merge);
+        }
+        case HS_STEP_SEND:
+            return hs_send(act.channel, act.exchange, act.parts, act.part_count);
+        default:
+            return hs_receive(act.channel, act.exchange, act.parts, act.part_count);
+    }
+}
 
 class Walk final : public Job {
   public:
     explicit Walk(const Run &run) : run_(run) {}
 
+    // The thread that ends a stage makes the exchanges that follow it: nobody else has work before they are done.
     int next_stage() override {
         for (;;) {
             stage_++;
             if (stage_ == STAGES_MOST) stage_ = 0, step_++;
             if (step_ == run_.program.step_count) return 0;
+            if (step().kind >= HS_STEP_SUM) {
+                stage_ = STAGES_MOST - 1;
+                code_ = exchange_rows(run_, step());
+                if (code_ != HS_OK) return 0;
+                continue;
+            }
             const int chunks = kind().chunks ? kind().chunks(run_, step()) : 0;
             if (chunks > 0) return chunks;
         }
     }
+
+    int32_t code() const { return code_; }
+    int32_t at() const { return step_; }
 
     void run_chunk(int chunk) override { kind().run(run_, step(), chunk); }
 
@@ -85,6 +124,7 @@ class Walk final : public Job {
 
     const Run &run_;
     int step_ = 0, stage_ = -1;
+    int32_t code_ = HS_OK;
 };
 
 bool within(const int32_t *values, int count, int limit) {
@@ -377,12 +417,13 @@ HS_API int32_t hs_unpack_row(const hs_matrix *matrix, int32_t row, float *dst) {
     return HS_OK;
 }
 
-HS_API int32_t hs_run(hs_team *team, const hs_program *program, const hs_batch *batch) {
+HS_API int32_t hs_run(hs_team *team, const hs_program *program, hs_batch *batch) {
     if (!hs::batch_is_sound(*program, *batch)) return HS_E_BATCH;
     hs::Run run{*program, *batch, team->team.threads(), 0, 0, 0, 0};
     if (program->group_count > 0) hs::cut_tiles(run);
     if (program->state_slots > 0) hs::cut_lane_runs(run);
     hs::Walk walk(run);
     team->team.run(walk);
-    return HS_OK;
+    batch->failed_step = walk.at();
+    return walk.code();
 }

@@ -184,7 +184,12 @@ void embed_chunk(const Run &run, const hs_step &step, int chunk) {
     const Range rows = rows_in(run, step, chunk);
     for (int r = rows.first; r < rows.last; r++) {
         float *out = step.dst + step.dst_stride * r;
-        unpack_row(step.parts[0].matrix, run.batch.tokens[r], out);
+        const int row = run.batch.tokens[r] - (step.first < 0 ? 0 : step.first);
+        if (row < 0 || row >= step.parts[0].matrix.rows) {  // another rank has it
+            std::fill(out, out + step.width, 0.0f);
+            continue;
+        }
+        unpack_row(step.parts[0].matrix, row, out);
         if (step.scale != 1.0f)
             for (int c = 0; c < step.width; c++) out[c] *= step.scale;
     }
@@ -258,6 +263,12 @@ void scale_chunk(const Run &, const hs_step &step, int chunk) {
     float *x = step.src + step.src_stride * (chunk / column_runs(step));
     const vf factor = set1(step.weight[0]);
     for (int c = columns.first; c < columns.last; c += 16) store(x + c, mul(load(x + c), factor));
+}
+
+void zero_chunk(const Run &, const hs_step &step, int chunk) {
+    const Range columns = columns_in(step, chunk);
+    float *x = step.dst + step.dst_stride * (chunk / column_runs(step));
+    for (int c = columns.first; c < columns.last; c += 16) store(x + c, set1(0.0f));
 }
 
 void add_gated_chunk(const Run &, const hs_step &step, int chunk) {
