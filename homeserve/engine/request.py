@@ -94,6 +94,11 @@ class EngineLimits:
     """State slots for such checkpoints."""
     windows: tuple[tuple[int, int], ...] = ()
     """(tokens seen, slots) of each KV group whose layers see the last tokens only."""
+    decode_groups: int = 1
+    """Plans in a row among which the decode rows are divided: in the pipeline layout as many as there are ranks, so
+    that each rank has another group's plan."""
+    token_vector: tuple[int, ...] = ()
+    """Shares of the KV rows in the tensor layout, an entry for each rank; empty where every rank has all pages."""
 
     def lowered(self, share: float, least: int) -> EngineLimits:
         """The same with a pool of `share` of it, in every group: at least `least` tokens, and what one request needs of

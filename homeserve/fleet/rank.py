@@ -4,6 +4,7 @@
       log segment, report segment    ═══════▶  mapped from inherited descriptors
       plan bell     write end ───────────────▶ read end      a plan is in the log; ends with the engine
       report bell   read end  ◀─────────────── write end     a report is in the ring; ends with the worker
+      acts segment            ═══════════════  mapped from an inherited descriptor, where ranks exchange anything
       life pipe     write end ───────────────▶ read end      never written; ends with the engine
       boot pipe     the boot record, then end ▶ read once
       stacks file   read at a capture  ◀────── written on SIGUSR1
@@ -23,9 +24,10 @@ from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from contextlib import ExitStack
 from pathlib import Path
 
+from homeserve.fleet.acts import ActsMemory
 from homeserve.fleet.capture import RankEvidence
 from homeserve.fleet.relay import Relay
-from homeserve.fleet.spec import FleetSpec
+from homeserve.fleet.spec import ActSizes, FleetSpec
 from homeserve.wire.children import environment
 from homeserve.wire.codec import encode
 from homeserve.wire.doorbell import BellReader, BellWriter
@@ -37,7 +39,9 @@ from homeserve.wire.segments import Segment
 class RankProcess:
     """Rank `rank` of one fleet life. Whatever it holds is released by `close`, also after a spawn that failed."""
 
-    def __init__(self, rank: int, spec: FleetSpec, plan_memory: Segment, fault: str) -> None:
+    def __init__(
+        self, rank: int, spec: FleetSpec, plan_memory: Segment, fault: str, acts: ActsMemory | None = None
+    ) -> None:
         self.rank = rank
         self.process: Process | None = None
         self.relay = Relay(rank)
@@ -45,7 +49,10 @@ class RankProcess:
         self.pending = 0
         """Reports announced and not taken yet."""
         self.facts: RankFacts | None = None
-        self.busy_us = self.idle_us = 0
+        self.busy_us = self.waited_us = self.idle_us = 0
+        """Computing, waiting for other ranks inside plans, and waiting for plans."""
+        self.exchanges: tuple[tuple[str, int, int, int], ...] = ()
+        """What the last census told of its exchanges."""
         self._child_fds: list[int] = []
         with ExitStack() as held:
             held.callback(self._close_child_fds)
@@ -68,6 +75,7 @@ class RankProcess:
         self.reports = ReportReader(slots)
         self._report_memory = memory
         self._stacks_fd = stacks.fileno()
+        sizes = acts.sizes if acts is not None else ActSizes(0, 0, 0, 0)
         self._boot = Boot(
             rank=rank,
             ranks=spec.ranks,
@@ -78,7 +86,7 @@ class RankProcess:
             backend=spec.backend,
             device_index=spec.device_index,
             threads=spec.threads,
-            cores=(),
+            cores=spec.cores[rank] if spec.cores else (),
             isa=spec.isa,
             fault=fault,
             log_level=spec.log_level,
@@ -89,6 +97,13 @@ class RankProcess:
             life_fd=life_fd,
             stacks_fd=self._stacks_fd,
             parent_pid=os.getpid(),
+            acts_fd=acts.fd if acts is not None else -1,
+            piece_floats=sizes.piece_floats,
+            message_floats=sizes.message_floats,
+            token_floats=sizes.token_floats,
+            acts_depth=sizes.depth,
+            exchange_timeout_s=spec.exchange_allowed_s,
+            spin_us=spec.spin_us,
         )
 
     async def spawn(self) -> None:
@@ -97,6 +112,7 @@ class RankProcess:
         os.write(write_fd, encode(self._boot))  # far below what a pipe holds
         os.close(write_fd)
         boot = self._boot
+        shared = [fd for fd in (boot.log_fd, boot.report_fd, boot.stacks_fd, boot.acts_fd) if fd >= 0]
         try:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -108,7 +124,7 @@ class RankProcess:
                 stdout=PIPE,
                 stderr=STDOUT,
                 env=environment(os.environ),
-                pass_fds=(*self._child_fds, boot.log_fd, boot.report_fd, boot.stacks_fd),
+                pass_fds=(*self._child_fds, *shared),
                 start_new_session=True,
             )
         finally:
@@ -136,8 +152,10 @@ class RankProcess:
 
     def count(self, result: Result) -> None:
         """Keep what a result says of the rank itself."""
-        self.busy_us += result.busy_us
+        self.busy_us += result.busy_us - result.waited_us
+        self.waited_us += result.waited_us
         self.idle_us += result.idle_us
+        self.exchanges = result.exchanges or self.exchanges
         self.facts = result.facts or self.facts
 
     def evidence(self, answered: int) -> RankEvidence:

@@ -1,11 +1,13 @@
 """An error of the tree on its way from a worker to the engine: the same class arrives, with the same facts.
 
 A worker turns the error into the fields of a `Result` (`refused`), the engine makes it again (`error_of`). Every class
-that a worker may raise is in the table; anything else arrives as a `WorkerError` with the reason.
+that a worker may raise is in the table; anything else (`failed`) arrives as a `WorkerError` with the reason. An answer
+that says "I waited for another rank in vain" names that rank (`waited_for`): it is no word about the one that answers.
 """
 
 from __future__ import annotations
 
+from backends.acts import PeerLate
 from homeserve.errors import (
     BudgetError,
     HomeserveError,
@@ -23,6 +25,9 @@ from homeserve.wire.records import Result
 
 FAULT = "fault"
 """The `code` of a result whose plan failed by a bug or by the machine, not by what was asked."""
+
+PEER_LATE = "peer_late"
+"""The `code` of a result whose plan waited for another rank for too long; `parts` are that rank and the label."""
 
 _PLAIN: dict[str, type[HomeserveError]] = {
     kind.code: kind
@@ -43,6 +48,19 @@ def refused(rank: int, seq: int, epoch: int, error: HomeserveError) -> Result:
         fix=error.fix or "",
         parts=_parts(error),
     )
+
+
+def failed(rank: int, seq: int, epoch: int, error: Exception) -> Result:
+    """The answer to a plan that ended with something else."""
+    if isinstance(error, PeerLate):
+        parts = (str(error.peer), error.label)
+        return Result(rank, seq, epoch, ok=False, reason=str(error), code=PEER_LATE, parts=parts)
+    return Result(rank, seq, epoch, ok=False, reason=f"{type(error).__name__}: {error}", code=FAULT)
+
+
+def waited_for(result: Result) -> int | None:
+    """The rank for which this one waited in vain; None for any other answer."""
+    return int(result.parts[0]) if result.code == PEER_LATE and result.parts else None
 
 
 def error_of(result: Result) -> HomeserveError:

@@ -18,7 +18,7 @@ from homeserve.errors import HomeserveError, RecordTooLarge
 from homeserve.wire.codec import encode
 from homeserve.wire.doorbell import BellReader, BellWriter
 from homeserve.wire.records import Plan, PlanKind, Progress, Report, Result
-from homeserve.wire.refusal import FAULT, refused
+from homeserve.wire.refusal import failed, refused
 from homeserve.wire.ring import PlanLogReader, ReportWriter
 from homeserve.worker.faults import FaultPoint
 from homeserve.worker.runner import Runner
@@ -111,8 +111,7 @@ def answer(rank: int, plan: Plan, runner: Runner, faults: FaultPoint) -> Result:
         return refused(rank, plan.seq, plan.epoch, error)
     except Exception as error:  # the process edge: whatever a plan runs into is its answer, and the loop goes on
         log.exception("plan %d failed", plan.seq)
-        reason = f"{type(error).__name__}: {error}"
-        return Result(rank, plan.seq, plan.epoch, ok=False, reason=reason, code=FAULT)
+        return failed(rank, plan.seq, plan.epoch, error)
     return Result(rank, plan.seq, plan.epoch, samples=given.samples, facts=given.facts, census=given.census)
 
 

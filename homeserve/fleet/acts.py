@@ -1,0 +1,69 @@
+"""The memory through which the ranks of one life exchange acts, as the engine holds it: made, handed on, looked at.
+
+The engine writes nothing there after it was made. When a life hangs it reads the counters and the last stamp of every
+mailbox and channel: who has posted what, and what was sent and not taken, tells who waits for whom.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import Any
+
+from backends.acts import LINE_BYTES, STAMP_BYTES, ActShape, fleet_shape, make_memory
+from homeserve.fleet.spec import ActSizes
+
+_COUNTS = struct.Struct("=II")
+_STAMP = struct.Struct("=qqiiii32s")
+_KINDS = {1: "sum", 2: "gather", 3: "message", 4: "merge"}
+
+
+class ActsMemory:
+    """The acts of one life. `fd` is for the ranks to inherit. Raises OSError where there is no memory for it."""
+
+    def __init__(self, ranks: int, sizes: ActSizes) -> None:
+        self.sizes = sizes
+        self.shape: ActShape = fleet_shape(
+            ranks, sizes.piece_floats, sizes.message_floats, sizes.token_floats, sizes.depth
+        )
+        self.fd = make_memory(self.shape)
+
+    def positions(self) -> dict[str, Any]:
+        """Counters and last stamps, as plain data. They are read while ranks may write: each value is whole, and two of
+        them need not be of the same moment."""
+        shape = self.shape
+        mailbox_bytes = (shape.channels_at - shape.mailboxes_at) // shape.ranks
+        return {
+            "mailboxes": [self._mailbox(rank, shape.mailboxes_at + rank * mailbox_bytes) for rank in range(shape.ranks)],
+            "channels": [self._channel(*route) for route in shape.routes],
+        }
+
+    def close(self) -> None:
+        """Give the memory up: it goes with the last rank that has it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def _mailbox(self, rank: int, at: int) -> dict[str, Any]:
+        """Piece number n, counted from 1, lies in half n mod 2."""
+        posted, sleepers = _COUNTS.unpack(self._read(at, _COUNTS.size))
+        half = at + LINE_BYTES + (posted & 1) * (STAMP_BYTES + self.shape.piece_bytes)
+        return {"rank": rank, "posted": posted, "sleepers": sleepers, "last": self._stamp(half) if posted else None}
+
+    def _channel(self, source: int, target: int) -> dict[str, Any]:
+        """Message number n, counted from 0, lies in place n mod depth."""
+        at = self.shape.channel_at(source, target)
+        sent, sleepers = _COUNTS.unpack(self._read(at, _COUNTS.size))
+        taken, _ = _COUNTS.unpack(self._read(at + LINE_BYTES, _COUNTS.size))
+        step = STAMP_BYTES + self.shape.message_bytes(source, target)
+        last = self._stamp(at + 2 * LINE_BYTES + (sent - 1) % self.shape.depth * step) if sent else None
+        return {"from": source, "to": target, "sent": sent, "taken": taken, "sleepers": sleepers, "last": last}
+
+    def _stamp(self, at: int) -> dict[str, Any]:
+        epoch, seq, kind, rows, width, piece, label = _STAMP.unpack(self._read(at, _STAMP.size))
+        text = label.partition(b"\0")[0].decode("ascii", "replace")
+        name = _KINDS.get(kind, str(kind))
+        return {"epoch": epoch, "seq": seq, "kind": name, "rows": rows, "width": width, "piece": piece, "label": text}
+
+    def _read(self, at: int, size: int) -> bytes:
+        return os.pread(self.fd, size, at)
