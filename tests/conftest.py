@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,6 +17,9 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+
+# The test folders are no package (pytest's importlib mode); what several tiers share lies here.
+sys.path.insert(0, str(Path(__file__).parent))
 
 # A deadline would be a timing assert: on a busy machine it fails for no fault of the code.
 settings.register_profile("homeserve", deadline=None, print_blob=True)

@@ -48,7 +48,7 @@ class _Actor:
 
 
 class Wire:
-    """One schedule. `act` adds actors, `run` runs them all to their end."""
+    """One schedule. `act` adds actors, `run` runs them all to their end; then others may be added."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -73,6 +73,7 @@ class Wire:
         playing = [_THREADS.submit(self._play, *pair) for pair in zip(self._actors, self._bodies, strict=True)]
         self._hand_over()
         errors = [error for each in playing if (error := each.exception(PATIENCE_S)) is not None]
+        self._actors, self._bodies = [], []
         for error in sorted(errors, key=lambda each: isinstance(each, Deadlock)):
             raise error
 
