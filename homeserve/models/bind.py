@@ -9,9 +9,9 @@ The residual stream is the buffer `x`. A stage writes its output to `update` and
 `x` before it reads (`Norm.add`), so the sum costs no op of its own and is done exactly once. The rows whose logits are
 wanted are selected before the final norm, with the last update added there.
 
-A rank that holds layers [a, b) embeds only if a = 0 and has a head only if b is the number of layers. Between ranks the
-two buffers `x` and `update` travel (`Bound.gives`), the update complete and not yet added: the receiver's first norm
-adds it, once. What the neighbour is like is read from `stage_facts` at its index; no layer is built to be looked at,
+In the pipeline layout a rank that holds layers [a, b) embeds only if a = 0 and has a head only if b is the number of
+layers. Between ranks the two buffers `x` and `update` travel (`Bound.gives`; the first op receives them, the last one
+sends them), the update complete and not yet added: the receiver's first norm adds it, once. What the neighbour is like is read from `stage_facts` at its index; no layer is built to be looked at,
 and a weight of a layer outside the range is never touched. A layer that reads the K and V of another one must be on the
 rank of that one. A drafting block behind the trunk is declared and its tensors are known by name; no rank runs it yet.
 
@@ -34,14 +34,17 @@ from backends.base import (
     LinearPart,
     Norm,
     Op,
+    ReceiveRows,
     Rope,
     SelectRows,
+    SendRows,
     Softcap,
     StateLayer,
     TensorView,
 )
 from backends.quant import QuantType
 from homeserve.errors import InvalidModelFile
+from homeserve.layouts.share import PIPELINE, TENSOR, Share
 from homeserve.models import stage_ops
 from homeserve.models.config import (
     OUTPUT,
@@ -65,7 +68,8 @@ from homeserve.models.tensors import SOURCE, TensorSource
 class Bound:
     """What one rank runs. `kv_layers[i]` is the pool layer that ops address as i, `state_layers` likewise the recurrent
     ones; `windows` are the KV groups of the whole model that keep the last tokens only (`kv_windows`). `takes` and
-    `gives` are the buffers that come from the previous rank and go to the next one (empty at the ends of the model)."""
+    `gives` are the buffers that come from the previous rank and go to the next one (empty at the ends of the model).
+    `embedding_ranks` look up rows by token, so they must know the tokens of a batch; `samples`: the logits are here."""
 
     config: ModelConfig
     layers: range
@@ -76,6 +80,13 @@ class Bound:
     takes: tuple[Buffer, ...] = ()
     gives: tuple[Buffer, ...] = ()
     windows: tuple[int, ...] = ()
+    share: Share | None = None
+    embedding_ranks: tuple[int, ...] = (0,)
+    samples: bool = True
+
+    @property
+    def embeds(self) -> bool:
+        return (self.share.rank if self.share else 0) in self.embedding_ranks
 
     def kv_pool(self, slots: int, kind: QuantType, window_slots: Sequence[int] | None = None) -> KvPool:
         """Its pool: `slots` for the layers that keep every token, and for each window `window_slots` (or as many)."""
@@ -93,14 +104,18 @@ def kv_windows(family: Family, config: ModelConfig) -> tuple[int, ...]:
 
 
 def bind(
-    family: Family, config: ModelConfig, checkpoint_tensors: Mapping[str, TensorView], layers: range | None = None
+    family: Family, config: ModelConfig, checkpoint_tensors: Mapping[str, TensorView], share: Share | None = None
 ) -> Bound:
-    """Bind `layers` (all by default). Raises InvalidModelFile naming a tensor that is missing, misshapen or unknown,
-    and UnsupportedModel for layers that cannot be cut there."""
+    """Bind what `share` says; None: one rank runs everything. Raises InvalidModelFile naming a tensor that is missing,
+    misshapen or unknown, UnsupportedModel for layers that cannot be cut there, and SettingError for a vector that
+    cannot be followed."""
     config = settle(config, checkpoint_tensors.keys())
-    layers = range(config.layers) if layers is None else layers
-    assert layers.step == 1 and 0 <= layers.start < layers.stop <= config.layers, f"no layers to bind: {layers}"
-    build = _Build(family, config, TensorSource(checkpoint_tensors), layers)
+    layers = range(config.layers) if share is None or share.layout == TENSOR else share.layers
+    last = share is None or share.is_last or share.layout == TENSOR
+    assert layers.stop <= config.layers and last == (layers.stop == config.layers), f"cannot bind {share}"
+    build = _Build(family, config, TensorSource(checkpoint_tensors), layers, share)
+    if layers.start:
+        build.receive()
     declared = {layer: family.stage_facts(config, layer) for layer in layers}
     if layers.start == 0:
         build.embed(build.list.x)
@@ -110,6 +125,8 @@ def bind(
         build.layer(layer, stages)
     if layers.stop == config.layers:
         build.head()
+    else:
+        build.send()
     build.refuse_leftovers()
     bound = build.bound()
     check_layers(declared, build.layer_ops, build.resolved, build.list.kv_index)
@@ -119,7 +136,10 @@ def bind(
 
 
 class _Build:
-    def __init__(self, family: Family, config: ModelConfig, source: TensorSource, layers: range) -> None:
+    def __init__(
+        self, family: Family, config: ModelConfig, source: TensorSource, layers: range, share: Share | None
+    ) -> None:
+        self.share = share
         self.family = family
         self.config = config
         self.source = source
@@ -130,6 +150,16 @@ class _Build:
         self.windows = kv_windows(family, config)
         self.list = OpList(config.hidden, source, self.windows, owed=self._is_owed())
         self.takes = self.list.stream() if layers.start else ()
+
+    def receive(self) -> None:
+        assert self.share is not None
+        before = self.share.rank - 1
+        self.list.add(ReceiveRows(self.takes, before, f"stream {before}"))
+
+    def send(self) -> None:
+        assert self.share is not None
+        rank = self.share.rank
+        self.list.add(SendRows(self.list.stream(), rank + 1, f"stream {rank}"))
 
     def embed(self, out: Buffer) -> None:
         table = self.source.take(TOKEN_EMBD, self.config.vocab, self.config.hidden)
@@ -200,7 +230,17 @@ class _Build:
             self.takes,
             () if last else self.list.stream(),
             self.windows,
+            self.share,
+            self._embedding_ranks(),
+            self.share is None or self.share.is_last,
         )
+
+    def _embedding_ranks(self) -> tuple[int, ...]:
+        """In the pipeline layout rank 0, or every one where layers have inputs by token."""
+        share = self.share
+        if share is None or (share.layout == PIPELINE and not self.config.token_input):
+            return (0,)
+        return tuple(range(share.ranks))
 
     def resolved(self, facts: RopeFacts) -> Rope:
         """The op's rope for a declared one; the factor tensor is read once."""

@@ -15,11 +15,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from backends.base import PAGE_LEN, Backend, KvPool, Limits, LoadProgress, OpenOptions, Program, StatePool, Unsupported
+from backends.acts import fleet_shape
+from backends.base import (
+    PAGE_LEN,
+    Backend,
+    Collective,
+    Counts,
+    KvPool,
+    Limits,
+    LoadProgress,
+    OpenOptions,
+    Program,
+    StatePool,
+    Unsupported,
+)
 from backends.quant import QuantType
 from homeserve.errors import BudgetError, SettingError, UnsupportedModel, told_of
+from homeserve.layouts.share import TENSOR, Share
 from homeserve.wire.records import Boot, LoadSpec, Logprobs, Plan, PlanKind, PoolCensus, RankFacts, Sample
+from homeserve.worker.drawn import Drawn, TokenReceiver, TokenSender, request_bits
 from homeserve.worker.lanes import Group, LaneRefused, Lanes
+from homeserve.worker.places import PagePlaces, own_pages
 from homeserve.worker.sampling import draw, logprobs
 
 if TYPE_CHECKING:
@@ -36,6 +52,8 @@ class Answer:
     samples: tuple[Sample, ...] = ()
     facts: RankFacts | None = None
     census: tuple[PoolCensus, ...] = ()
+    exchanges: tuple[tuple[str, int, int, int], ...] = ()
+    """(label, calls, bytes moved, microseconds waited) of each exchange with other ranks since the load."""
 
 
 class Runner:
@@ -48,6 +66,9 @@ class Runner:
         self._program: Program | None = None
         self._lanes: Lanes | None = None
         self._kv_slots = 0
+        self._collective: Collective | None = None
+        self._sender: TokenSender | None = None
+        self._receiver: TokenReceiver | None = None
 
     def run(self, plan: Plan) -> Answer:
         """Execute one plan. Raises HomeserveError, LaneRefused or NotANumber: the reason that goes into its answer."""
@@ -63,7 +84,7 @@ class Runner:
         lanes.check(plan)
         lanes.apply(plan)
         if plan.kind == PlanKind.CENSUS:
-            return Answer(census=(PoolCensus("kv", self._kv_slots, lanes.occupied()),))
+            return Answer(census=(PoolCensus("kv", self._kv_slots, lanes.occupied()),), exchanges=self._exchanges())
         if plan.kind == PlanKind.FLUSH:
             lanes.lanes[:] = [None] * len(lanes.lanes)
             return Answer()
@@ -71,11 +92,18 @@ class Runner:
 
     def close(self) -> None:
         """Give the device back."""
-        if self._program is not None:
-            self._program.close()
-        if self._backend is not None:
-            self._backend.close()
-        self._program = self._backend = self._lanes = None
+        for held in (self._program, self._collective, self._backend):
+            if held is not None:
+                held.close()
+        self._program = self._backend = self._lanes = self._collective = self._sender = self._receiver = None
+
+    def waited_us(self) -> int:
+        """Time that this rank has waited for others since the load."""
+        return sum(_waited_us(each) for each in self._collective.counts().values()) if self._collective else 0
+
+    def _exchanges(self) -> tuple[tuple[str, int, int, int], ...]:
+        counts = self._collective.counts() if self._collective is not None else {}
+        return tuple((label, each.calls, each.moved_bytes, _waited_us(each)) for label, each in counts.items())
 
     # -------------------------------------------------------------------------------------------------------- load
 
@@ -93,8 +121,8 @@ class Runner:
             declared = family(checkpoint.arch)
             with told_of(spec.path):
                 config = declared.config_from(checkpoint.metadata)
-                layers = range(spec.layer_first, config.layers if spec.layer_end < 0 else spec.layer_end)
-                bound = bind(declared, config, checkpoint.tensors, layers)
+                share = _share(spec, self._boot.rank)
+                bound = bind(declared, config, checkpoint.tensors, share)
             boot = self._boot
             options = OpenOptions(boot.device_index, boot.threads, boot.cores, boot.isa)
             try:
@@ -103,10 +131,16 @@ class Runner:
                 raise SettingError(f"backend {boot.backend} cannot be opened: {error}", field="backend") from error
             _require_invariant(spec, backend)
             limits = Limits(spec.rows, spec.logit_rows, spec.lanes, spec.lane_pages)
-            kv = _pool(bound, spec)
+            self._collective = self._open_collective(options)
+            whole = _pool(bound, spec)
+            places = _places(whole, spec, boot.rank)
+            state_slots = max(spec.lanes, spec.state_slots) if spec.state_slots or bound.state_layers else 0
+            kv = whole if places is None else bound.kv_pool(places.slots[0], whole.type, places.slots[1:])
             try:
-                states = StatePool(bound.state_layers, max(spec.lanes, spec.state_slots) if bound.state_layers else 0)
-                self._program = backend.bind(bound.ops, bound.weights, kv, limits, self._progress, states)
+                states = StatePool(bound.state_layers, state_slots if bound.state_layers else 0)
+                self._program = backend.bind(
+                    bound.ops, bound.weights, kv, limits, self._progress, states, self._collective
+                )
             except Unsupported as error:
                 raise UnsupportedModel(str(error), fix="use another backend or another quantisation") from error
             except MemoryError as error:
@@ -117,9 +151,14 @@ class Runner:
         finally:
             # The program keeps what it still reads of the mapped files alive.
             checkpoint.close()
-        self._kv_slots = kv.slots
-        pages = tuple(slots // PAGE_LEN for slots in kv.group_slots)
-        self._lanes = Lanes(limits, config.vocab, pages, kv.group_windows, states.slots)
+        self._kv_slots = whole.slots
+        pages = tuple(slots // PAGE_LEN for slots in whole.group_slots)
+        embeds = boot.rank in bound.embedding_ranks
+        self._lanes = lanes = Lanes(
+            limits, config.vocab, pages, kv.group_windows, state_slots, places, draws=bound.samples, embeds=embeds
+        )
+        if self._collective is not None:
+            self._exchange_tokens(self._collective, bound, lanes)
         facts = backend.facts
         return RankFacts(
             facts.backend,
@@ -128,24 +167,55 @@ class Runner:
             facts.threads,
             facts.batch_invariant,
             tuple(self._program.memory_lines().items()),
-            (layers.start, layers.stop),
+            None if share is not None and share.divides else (bound.layers.start, bound.layers.stop),
             tuple((region.line, region.address, region.bytes) for region in self._program.memory_regions()),
         )
+
+    def _open_collective(self, options: OpenOptions) -> Collective | None:
+        """This rank's end of what the ranks exchange; None where it is alone."""
+        from backends.registry import open_collective
+
+        boot = self._boot
+        if boot.ranks == 1:
+            return None
+        sizes = (boot.piece_floats, boot.message_floats, boot.token_floats, boot.acts_depth)
+        shape = fleet_shape(boot.ranks, *sizes)
+        timeout_s, spin_us = boot.exchange_timeout_s, boot.spin_us
+        return open_collective(options, boot.acts_fd, shape, boot.rank, timeout_s=timeout_s, spin_us=spin_us)
+
+    def _exchange_tokens(self, collective: Collective, bound: Bound, lanes: Lanes) -> None:
+        rank, sampler = self._boot.rank, self._boot.ranks - 1
+        if bound.samples:
+            others = [target for target in bound.embedding_ranks if target != rank]
+            self._sender = TokenSender(collective, others)
+        elif lanes.embeds:
+            self._receiver = TokenReceiver(collective, sampler, self._boot.log_slots, lanes.take_token)
 
     # ---------------------------------------------------------------------------------------------------- computing
 
     def _compute(self, lanes: Lanes, plan: Plan) -> tuple[Sample, ...]:
         assert self._program is not None
-        batch, groups = lanes.batch(plan.rows)
+        if self._receiver is not None:
+            self._receiver.before(plan.seq, [rows.lane for rows in plan.rows if not rows.tokens])
+        batch, groups = lanes.batch(plan.rows, plan.epoch, plan.seq)
         self._program.copy_states([(new.restore, new.lane) for new in plan.new if new.restore >= 0])
         logits = self._program.run(batch)
         self._program.copy_states([(rows.lane, rows.save) for rows in plan.rows if rows.save >= 0])
-        samples = []
         for group in groups:
             lanes.advance(group)
-            if group.logit_count:
-                samples.append(self._sample(lanes, group, logits[group.logits_first :][: group.logit_count]))
-        return tuple(samples)
+        if self._receiver is not None:
+            self._receiver.expect(plan.epoch, plan.seq, [rows.lane for rows in plan.rows if rows.sample])
+        if not lanes.draws:
+            return ()
+        samples = tuple(
+            self._sample(lanes, group, logits[group.logits_first :][: group.logit_count])
+            for group in groups
+            if group.logit_count
+        )
+        if self._sender is not None:
+            drawn = [Drawn(each.lane, request_bits(each.request), each.token) for each in samples if each.token >= 0]
+            self._sender.send(plan.epoch, plan.seq, drawn)
+        return samples
 
     def _sample(self, lanes: Lanes, group: Group, logits: npt.NDArray[np.float32]) -> Sample:
         """The group's answer from its own logits `[logit_count, vocab]`."""
@@ -176,6 +246,24 @@ def _require_invariant(spec: LoadSpec, backend: Backend) -> None:
             field="deterministic",
             fix="leave --deterministic off there",
         )
+
+
+def _share(spec: LoadSpec, rank: int) -> Share | None:
+    """What of the model this rank runs; None: all of it."""
+    if spec.layout == TENSOR and len(spec.weight_vector) > 1:
+        return Share.tensor(rank, spec.weight_vector)
+    return Share.pipeline(rank, spec.ranges) if len(spec.ranges) > 1 else None
+
+
+def _places(pool: KvPool, spec: LoadSpec, rank: int) -> PagePlaces | None:
+    """Where the engine's pages lie here; None: all of them, each at its own place."""
+    if spec.layout != TENSOR or len(spec.token_vector) < 2:
+        return None
+    return own_pages(pool.group_slots, spec.token_vector, rank)
+
+
+def _waited_us(counts: Counts) -> int:
+    return (counts.spun_ns + counts.slept_ns) // 1000
 
 
 def _pool(bound: Bound, spec: LoadSpec) -> KvPool:

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.base import PAGE_LEN, Batch, Limits, OpenOptions, TensorView
+from backends.base import PAGE_LEN, Batch, Limits, OpenOptions, ReceiveRows, SendRows, TensorView
 from backends.quant import QuantType
 from backends.reference.backend import ReferenceBackend
 from backends.registry import open_backend
+from homeserve.layouts.share import Share
 from homeserve.models import registry
 from homeserve.models.bind import Bound, bind
 
@@ -149,8 +150,8 @@ class Made:
             keys |= {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 40}
         return {f"gemma4.{name}": value for name, value in keys.items()}
 
-    def bound(self, layers: range | None = None) -> Bound:
-        return bind(registry.family("gemma4"), self.config, self.tensors, layers)
+    def bound(self, share: Share | None = None) -> Bound:
+        return bind(registry.family("gemma4"), self.config, self.tensors, share)
 
 
 def _view(name: str, values: np.ndarray) -> TensorView:
@@ -186,11 +187,12 @@ def run(made: Made, ranks: list[range], chunks: tuple[int, ...] = (ROWS,)) -> np
     """Logits of the prompt through ranks in a row, chunk by chunk."""
     pages = -(-ROWS // PAGE_LEN)
     programs = []
-    for layers in ranks:
-        bound = made.bound(layers)
+    for rank in range(len(ranks)):
+        bound = made.bound(Share.pipeline(rank, [(at.start, at.stop) for at in ranks]))
         pool = bound.kv_pool(pages * PAGE_LEN, QuantType.F32)
         limits = Limits(ROWS, ROWS, 1, pages)
-        programs.append((bound, ReferenceBackend(OpenOptions()).bind(bound.ops, bound.weights, pool, limits, _quiet)))
+        within = [op for op in bound.ops if not isinstance(op, SendRows | ReceiveRows)]
+        programs.append((bound, ReferenceBackend(OpenOptions()).bind(within, bound.weights, pool, limits, _quiet)))
     logits = []
     for first, end in pairwise((0, *np.cumsum(chunks))):
         given: dict[str, np.ndarray] = {}

@@ -18,9 +18,22 @@ from zlib import crc32
 
 import numpy as np
 
-from backends.base import Batch, Buffer, Limits, Op, OpenOptions, Rope, StatePool, TensorView, Weight
+from backends.base import (
+    Batch,
+    Buffer,
+    Limits,
+    Op,
+    OpenOptions,
+    ReceiveRows,
+    Rope,
+    SendRows,
+    StatePool,
+    TensorView,
+    Weight,
+)
 from backends.quant import QuantType
 from backends.reference.backend import ReferenceBackend
+from homeserve.layouts.share import Share
 from homeserve.models import registry
 from homeserve.models.bind import Bound, bind
 from homeserve.models.config import TOKEN_INPUT, ModelConfig, settle
@@ -269,6 +282,23 @@ def cuts(layers: int, ranks: int) -> list[list[range]]:
     return [[range(a, b) for a, b in zip((0, *at), (*at, layers), strict=True)] for at in inner]
 
 
+def share_of(at: range, layers: int) -> Share | None:
+    """Of a rank in the pipeline layout that has the layers `at`: one before it and one after it, where there are more."""
+    rank = int(at.start > 0)
+    ranks = rank + 1 + int(at.stop < layers)
+    return Share("pipeline", rank, ranks, at) if ranks > 1 else None
+
+
+def bind_part(family: Family, config: ModelConfig, tensors: Mapping[str, TensorView], at: range | None = None) -> Bound:
+    """`bind` of the layers `at`, or of all."""
+    return bind(family, config, tensors, share_of(at, config.layers) if at is not None else None)
+
+
+def within(ops: Sequence[Op]) -> tuple[Op, ...]:
+    """The ops between the exchanges at the ends of a rank: a test hands buffers over itself."""
+    return tuple(op for op in ops if not isinstance(op, SendRows | ReceiveRows))
+
+
 def ranges(layers: int) -> list[range]:
     return [range(first, stop) for first in range(layers) for stop in range(first + 1, layers + 1)]
 
@@ -305,7 +335,7 @@ def golden_of(arch: str) -> dict[str, Any]:
     stacks: dict[str, Any] = {}
     for name in stacks_of(arch):
         family, config, tensors = made(arch, STACKS[name])
-        plans = {f"{at.start}:{at.stop}": plan(bind(family, config, tensors, at)) for at in ranges(config.layers)}
+        plans = {f"{at.start}:{at.stop}": plan(bind_part(family, config, tensors, at)) for at in ranges(config.layers)}
         lines = list(dict.fromkeys(line for each in plans.values() for line in each))
         index = {line: at for at, line in enumerate(lines)}
         stacks[name] = {
@@ -357,7 +387,7 @@ def run(
     pools = bound.kv_pool(16, QuantType.F32), StatePool(bound.state_layers, 1 if bound.state_layers else 0)
     limits = Limits(rows=16, logit_rows=16, lanes=1, lane_pages=1)
     backend = ReferenceBackend(OpenOptions())
-    program = backend.bind(ops or bound.ops, bound.weights, pools[0], limits, lambda *_: None, pools[1])
+    program = backend.bind(within(ops or bound.ops), bound.weights, pools[0], limits, lambda *_: None, pools[1])
     return program.run_from(batch(groups=1 + len(bound.windows)), given or {})
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from families_rig import bind_part, within
 
 from backends.base import (
     Attention,
@@ -96,7 +97,7 @@ def run(
     bound: Bound, ops: tuple[Op, ...] | None = None, given: Mapping[str, np.ndarray] | None = None
 ) -> dict[str, Any]:
     """All buffers after six rows of one sequence."""
-    return program(ops or bound.ops, bound.weights, bound).run_from(rows(6, 1 + len(bound.windows)), given or {})
+    return program(within(ops or bound.ops), bound.weights, bound).run_from(rows(6, 1 + len(bound.windows)), given or {})
 
 
 def rows(count: int, groups: int = 1) -> Batch:
@@ -234,7 +235,7 @@ def test_a_rank_builds_exactly_the_layers_that_it_runs(cut: int) -> None:
     whole = tensors()
     for layers in (range(cut), range(cut, LAYERS)):
         own = {n: t for n, t in whole.items() if not n.startswith("blk.") or int(n.split(".")[1]) in layers}
-        bound = bind(LLAMA, CONFIG, own, layers)
+        bound = bind_part(LLAMA, CONFIG, own, layers)
         blocks = {int(name.split(".")[1]) for name in bound.weights if name.startswith("blk.")}
         assert blocks == set(layers)
         assert len(bound.kv_layers) == len(layers)
@@ -245,8 +246,8 @@ def test_a_rank_builds_exactly_the_layers_that_it_runs(cut: int) -> None:
 @pytest.mark.parametrize("cut", [1, 2])
 def test_two_ranks_give_the_whole_models_logits_bit_for_bit(cut: int) -> None:
     whole = run(bind(LLAMA, CONFIG, tensors()))["logits"]
-    first = bind(LLAMA, CONFIG, tensors(), range(cut))
-    second = bind(LLAMA, CONFIG, tensors(), range(cut, LAYERS))
+    first = bind_part(LLAMA, CONFIG, tensors(), range(cut))
+    second = bind_part(LLAMA, CONFIG, tensors(), range(cut, LAYERS))
     assert first.gives == second.takes and [buffer.name for buffer in first.gives] == ["x", "update"]
     left = run(first)
     handed = {buffer.name: left[buffer.name] for buffer in first.gives}

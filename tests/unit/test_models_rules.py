@@ -41,7 +41,7 @@ BOUND_X = Buffer("x", rig.HIDDEN)
 
 
 def bound_of(arch: str, name: str, at: range | None = None) -> Bound:
-    return bind(*rig.made(arch, rig.STACKS[name]), at)
+    return rig.bind_part(*rig.made(arch, rig.STACKS[name]), at)
 
 
 # ------------------------------------------------------------------------------------------------ golden plans (rule 7)
@@ -58,7 +58,7 @@ def test_every_plan_equals_its_golden_one(arch: str, name: str) -> None:
             for at in cut:
                 key = f"{at.start}:{at.stop}"
                 if key not in met:
-                    found = rig.plan(bind(family, config, tensors, at))
+                    found = rig.plan(rig.bind_part(family, config, tensors, at))
                     assert not rig.first_difference(golden[key], found), f"{arch}, {name}, layers {key}"
                 met.add(key)
     assert met == set(golden)
@@ -130,7 +130,7 @@ def test_one_function_decides_for_builder_and_neighbour() -> None:
     assert not [name for name in whole.weights if name.startswith(gone)]
     right = rig.run(whole)["logits"]
     for cut in (*rig.cuts(4, 2), *rig.cuts(4, 4)):
-        bounds = [bind(family, config, own, at) for at in cut]
+        bounds = [rig.bind_part(family, config, own, at) for at in cut]
         assert np.array_equal(rig.run_pipeline(bounds), right), cut
 
 
@@ -175,7 +175,7 @@ def test_every_layer_that_a_rank_builds_is_one_that_it_runs(arch: str, monkeypat
         built.clear()
         asked.clear()
         own = {n: v for n, v in tensors.items() if not n.startswith("blk.") or int(n.split(".")[1]) in at}
-        bind(replace(family, stage_facts=facts), rig.settled(family, config, tensors), own, at)
+        rig.bind_part(replace(family, stage_facts=facts), rig.settled(family, config, tensors), own, at)
         parts = 3 if arch == "gemma4-experts" else 2
         assert built == [str(layer) for layer in at for _ in range(parts)]
         assert set(asked) == set(range(4)), "each rank knows the KV groups of the whole model"
@@ -185,7 +185,7 @@ def test_every_layer_that_a_rank_builds_is_one_that_it_runs(arch: str, monkeypat
 def test_ranks_in_a_row_are_the_whole_list(arch: str, name: str) -> None:
     family, config, tensors = rig.made(arch, rig.STACKS[name])
     whole = bind(family, config, tensors)
-    bound = {(at.start, at.stop): bind(family, config, tensors, at) for at in rig.ranges(config.layers)}
+    bound = {(at.start, at.stop): rig.bind_part(family, config, tensors, at) for at in rig.ranges(config.layers)}
     for ranks in RANKS:
         for cut in rig.cuts(config.layers, ranks):
             parts = [bound[at.start, at.stop] for at in cut]
@@ -207,7 +207,7 @@ def _renumbered(parts: list[Bound]) -> list[Op]:
     ops: list[Op] = []
     kv = states = 0
     for part in parts:
-        for op in part.ops:
+        for op in rig.within(part.ops):
             if isinstance(op, EmbedRows) and op.out.name == "embedded" and part.layers.start:
                 continue
             if isinstance(op, RopeStore | Attention):
@@ -228,7 +228,7 @@ def test_ranks_give_the_whole_models_logits_and_a_doubled_sum_shows(arch: str) -
     other = [name for name in tensors if not np.array_equal(tensors[name].data, alike[name].data)]
     assert {name.split(".")[1] for name in other} == {"0", "1", "2", "3"}
     whole = rig.run(bind(family, config, tensors))["logits"]
-    bounds = [bind(family, config, tensors, at) for at in (range(1), range(1, 3), range(3, 4))]
+    bounds = [rig.bind_part(family, config, tensors, at) for at in (range(1), range(1, 3), range(3, 4))]
     assert np.array_equal(rig.run_pipeline(bounds), whole)
     for rank in (0, 1):
         if [buffer.name for buffer in bounds[rank].gives] == ["x"]:
@@ -396,7 +396,7 @@ def test_a_cut_never_parts_a_layer_from_the_one_whose_kv_it_reads() -> None:
     assert [op.layer for op in whole.ops if isinstance(op, Attention)] == [0, 1, 2, 1]
     shared = [op for op in whole.ops if isinstance(op, RopeStore)][3]
     assert shared.k is None and shared.v is None and shared.k_norm is None and shared.layer == 1
-    bind(family, config, own, range(1, 4))
+    rig.bind_part(family, config, own, range(1, 4))
     for at in (range(2, 4), range(3, 4)):
         with pytest.raises(UnsupportedModel, match="layer 3 reads the K and V of layer 1"):
-            bind(family, config, own, at)
+            rig.bind_part(family, config, own, at)
