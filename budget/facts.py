@@ -239,6 +239,14 @@ class ModelShape:
     """Floats of buffers and scratch for one row of a plan on the CPU; 0: estimated from the widths above."""
     partial_elements: int = 0
     """Floats of one partial result of a split attention; 0: estimated."""
+    query_heads: int = 0
+    """The fewest query heads that an attention layer has: what ranks of a tensor layout share; 0: no attention layer,
+    or not known."""
+    attended_elements: int = 0
+    """Of a row of the widest attention in parts: for each query head its values, and one number; 0: not known."""
+    kv_sources: tuple[tuple[int, int], ...] = ()
+    """(layer, the earlier layer whose K and V it reads) of each layer that has none of its own: both lie on one rank of
+    a pipeline."""
 
     @property
     def weights_bytes(self) -> int:

@@ -148,7 +148,18 @@ def shape_of_geometry(geometry: Geometry) -> ModelShape:
         nextn_bytes=joining_bytes,
         vision_bytes=geometry.vision_bytes,
         other_bytes=norm_bytes,
+        query_heads=geometry.heads if any(layer.mixer.attended for layer in layers) else 0,
+        attended_elements=max(layer.mixer.attended for layer in layers),
+        kv_sources=_kv_sources(geometry),
     )
+
+
+def _kv_sources(geometry: Geometry) -> tuple[tuple[int, int], ...]:
+    """Layers without K and V read those of the last layer of their kind that has some."""
+    own = geometry.layers - geometry.shared_kv_layers
+    last = {geometry.is_full(index): index for index in range(own)}
+    readers = [index for index in range(own, geometry.layers) if geometry.is_full(index) in last]
+    return tuple((index, last[geometry.is_full(index)]) for index in readers)
 
 
 def weights_of(geometry: Geometry) -> int:
@@ -200,7 +211,8 @@ def requantised(shape: ModelShape, quant: str) -> ModelShape:
 
 @dataclass(frozen=True)
 class _Mixer:
-    """Weights of a mixer; `kv` of them project K and V. `width`: what it computes for a token."""
+    """Weights of a mixer; `kv` of them project K and V. `width`: what it computes for a token; `attended`: for each
+    query head the values of an attention over some of the rows, and one number beside them."""
 
     weights: int
     width: int
@@ -209,6 +221,7 @@ class _Mixer:
     shape: KvShape | None = None
     state: int = 0
     conv: int = 0
+    attended: int = 0
 
 
 @dataclass(frozen=True)
@@ -268,6 +281,7 @@ def _attention(geometry: Geometry, window: int) -> _Mixer:
         units=_head_units(geometry, geometry.heads, head_dim),
         kv=hidden * 2 * keys,
         shape=KvShape(2 * keys, window, kv_heads, head_dim),
+        attended=queries + geometry.heads,
     )
 
 
@@ -283,6 +297,7 @@ def _latent(geometry: Geometry, latent: Latent, window: int) -> _Mixer:
         units=_head_units(geometry, heads, latent.value_dim),
         kv=hidden * down,
         shape=KvShape(down, window, 1),
+        attended=values + heads,
     )
 
 

@@ -27,6 +27,8 @@ ENGINE_PROCESS = "engine process"
 WORKER_PROCESSES = "worker processes"
 TEMPLATE_PROCESS = "template process"
 PLAN_LOG = "plan log"
+ACTS = "acts"
+"""Shared memory through which ranks exchange rows and tokens."""
 MODEL_FILE = "model file (page cache)"
 
 # Resident after a start beside which nothing else of the same Python ran; x86-64, CPython 3.11, glibc. Sums of smaps as
@@ -50,6 +52,11 @@ _ACTIVATION_BLOCK = (32, 80)
 _PARTITION_PAGES = 16
 """Pages of one part of a split attention, and parts that may be open for each thread."""
 _SPLIT_ITEMS = 4
+
+
+def of_rank(name: str, rank: int) -> str:
+    """The line `name` of one of several ranks that hold it on one device."""
+    return f"{name}, rank {rank}"
 
 
 def engine_bytes(shape: ModelShape) -> int:

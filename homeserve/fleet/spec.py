@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from budget.ranks import ActSizes
+from budget.ranks import ActSizes as ActSizes
 from homeserve.wire.records import Result
 
 LoadProgressCallback = Callable[[str, int, int], None]
@@ -18,17 +18,6 @@ LoadProgressCallback = Callable[[str, int, int], None]
 EXCHANGE_SHARE = 0.4
 """The most of the plan timeout that one wait for another rank may take: it ends before the plan is late, and so does a
 second one that the first was the reason of."""
-
-
-@dataclass(frozen=True)
-class ActSizes:
-    """The memory through which the ranks of one life exchange acts, in floats (`backends.acts.fleet_shape`): what a sum
-    or gather moves at once, a message of activations, a message of drawn tokens; `depth` messages of a channel."""
-
-    piece_floats: int
-    message_floats: int
-    token_floats: int
-    depth: int
 
 
 @dataclass(frozen=True)
@@ -57,14 +46,6 @@ class FleetSpec:
     """Of the shared memory for what ranks exchange; None with one rank."""
     spin_us: int = 0
     """How long a wait for another rank spins before it sleeps: only where each thread has a core of its own."""
-    exchange_timeout_s: float = 60.0
-    """How long an exchange waits for another rank before the plan is answered as failed."""
-    cores: tuple[tuple[int, ...], ...] = ()
-    """Cores of each rank; empty: those that the process may use."""
-    acts: ActSizes | None = None
-    """None: the ranks exchange nothing."""
-    spin_us: int = 0
-    """How long a wait for another rank spins before it sleeps."""
     exchange_timeout_s: float = 60.0
     """The most that a wait for another rank may take on a core of its own; see `exchange_allowed_s`."""
 

@@ -55,7 +55,14 @@ def shape_of(
         other_bytes=_bytes(tensors.values()) - counted,
         row_elements=row_elements(config.hidden, zip(trunk, parts, strict=False)),
         partial_elements=partial_elements(stage for stages in trunk for stage in stages),
+        query_heads=min((stage.heads for _, stage in _attentions(trunk)), default=0),
+        attended_elements=max((stage.heads * (stage.head_dim + 1) for _, stage in _attentions(trunk)), default=0),
+        kv_sources=tuple((at, stage.kv_source) for at, stage in _attentions(trunk) if stage.kv_source is not None),
     )
+
+
+def _attentions(trunk: Iterable[Iterable[Stage]]) -> Iterable[tuple[int, Attention]]:
+    return ((at, stage) for at, stages in enumerate(trunk) for stage in stages if isinstance(stage, Attention))
 
 
 def _once(names: Mapping[str, str]) -> dict[str, str]:

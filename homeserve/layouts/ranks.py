@@ -1,0 +1,120 @@
+"""What each rank of a server is: one record from which fleet, load and status take their part.
+
+    settings ─┐
+    budget ───┼─▶ RankPlan ─▶ FleetSpec   processes, their cores, the memory for what they exchange
+    cores ────┘            ├▶ LoadSpec    layout, ranges or vectors: each rank takes its own part
+                           ├▶ EngineLimits  plans in flight, groups that decode in turn
+                           └▶ status
+
+Threads of CPU ranks wait for each other several times in a layer. So each rank is pinned to cores of its own where all
+threads of all ranks have one, and only then a wait spins before it sleeps: where ranks share a core, whoever spins
+takes the time of the one that it waits for.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from budget.ledger import PIPELINE, TENSOR
+from budget.ranks import ActSizes, decode_groups, plans_in_flight
+from homeserve.layouts.cut import cut_of_ranges
+from homeserve.layouts.owner import OwnerRule
+from homeserve.layouts.partition import checked_vector
+
+SPIN_US = 100
+"""How long a wait for another rank spins where every thread has a core of its own."""
+DISCRETE, UNIFIED = "discrete", "unified"
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """All ranks of one server.
+
+    ranges          layers [first, end) of each rank in the pipeline layout; () in the tensor layout
+    weight_vector, token_vector   of the tensor layout; () in the pipeline layout
+    threads         of each rank; 0 leaves it to the backend
+    cores           for each rank the hardware threads that it is pinned to; (): none is pinned
+    decode_groups   groups of requests that decode in turn, so that every rank of a pipeline has one
+    acts            sizes of the memory for what ranks exchange; None with one rank
+    memory_domain   discrete: every rank has its own arena and pools
+    """
+
+    ranks: int
+    layout: str
+    ranges: tuple[tuple[int, int], ...]
+    weight_vector: tuple[int, ...]
+    token_vector: tuple[int, ...]
+    threads: int
+    cores: tuple[tuple[int, ...], ...]
+    plans_in_flight: int
+    decode_groups: int
+    acts: ActSizes | None
+    spin_us: int
+    memory_domain: str = DISCRETE
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether there are more threads of ranks than cores."""
+        return self.ranks > 1 and not self.cores
+
+
+def pinned_cores(ranks: int, threads: int, usable: int, cores: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """`threads` of `cores` (hardware threads, one of each physical core) for each rank, none twice; () where there are
+    not enough, or `usable`, what the control groups leave of them, is less."""
+    if ranks == 1 or ranks * threads > min(usable, len(cores)):
+        return ()
+    return tuple(tuple(cores[rank * threads : (rank + 1) * threads]) for rank in range(ranks))
+
+
+def rank_plan(
+    *,
+    layout: str,
+    ranks: int,
+    layers: int,
+    ranges: Sequence[tuple[int, int]],
+    kv_sources: Mapping[int, int],
+    weight_vector: Sequence[int],
+    token_vector: Sequence[int],
+    threads: int,
+    usable: int,
+    cores: Sequence[int],
+    acts: ActSizes | None,
+    memory_domain: str = DISCRETE,
+) -> RankPlan:
+    """The plan of the parts, checked once more. `threads` 0: of several ranks an even part of the `usable` cores, at
+    least one.
+
+    Raises SettingError for ranges that do not cover the layers or part a layer from its source of K and V, and for
+    vectors that do not have a positive entry for each rank.
+    """
+    each = (threads or max(1, usable // ranks)) if ranks > 1 else threads
+    pinned = pinned_cores(ranks, each, usable, cores)
+    stacked = ranks == 1 or layout == PIPELINE
+    if stacked:
+        cut_of_ranges(ranges, layers, kv_sources)
+        _check_length(ranges, ranks, "ranges")
+    else:
+        for vector, field in ((weight_vector, "weight_vector"), (token_vector, "token_vector")):
+            _check_length(checked_vector(vector, field), ranks, field)
+    return RankPlan(
+        ranks=ranks,
+        layout=PIPELINE if stacked else TENSOR,
+        ranges=tuple(ranges) if stacked else (),
+        weight_vector=() if stacked else tuple(weight_vector),
+        token_vector=() if stacked else OwnerRule.of(token_vector).vector,
+        threads=each,
+        cores=pinned,
+        plans_in_flight=plans_in_flight(ranks, layout),
+        decode_groups=decode_groups(ranks, layout),
+        acts=acts if ranks > 1 else None,
+        spin_us=SPIN_US if pinned else 0,
+        memory_domain=memory_domain,
+    )
+
+
+def _check_length(entries: Sequence[object], ranks: int, field: str) -> None:
+    if len(entries) != ranks:
+        raise ValueError(f"{field} of {len(entries)} entries for {ranks} ranks")
