@@ -331,8 +331,8 @@ class SelectRows:
 
 # -------------------------------------------------------------------------------------------- exchanges between ranks
 #
-# All ranks of a fleet run these in the same order with the same labels (`Stamp.label`). Their rows are those of the other
-# ops at the same place of the list; with none there is no exchange.
+# All ranks of a fleet run these in the same order with the same labels (`Stamp.label`). Their rows are those of the
+# other ops at the same place of the list; with none there is no exchange.
 
 
 @dataclass(frozen=True)

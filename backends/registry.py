@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from backends.base import Backend, OpenOptions
+from backends.acts import ActShape
+from backends.base import Backend, Collective, OpenOptions
 
 MODULES = {
     "cpu": ("backends.cpu.backend", "CpuBackend"),
@@ -27,3 +28,15 @@ def open_backend(name: str, options: OpenOptions) -> Backend:
     module, attribute = MODULES[name]
     backend: Backend = getattr(import_module(module), attribute)(options)
     return backend
+
+
+def open_collective(
+    options: OpenOptions, fd: int, shape: ActShape, rank: int, *, timeout_s: float, spin_us: int
+) -> Collective:
+    """Rank `rank`'s end of exchanges through the shared memory `fd` (backends.acts), for any backend whose buffers lie
+    in host memory. Raises what the CPU backend raises where its library cannot be loaded."""
+    from backends.cpu import levels
+    from backends.cpu.collective import CpuCollective
+
+    library = levels.load(levels.choose(options.isa, levels.host_levels()))
+    return CpuCollective(library, fd, shape, rank, timeout_s=timeout_s, spin_us=spin_us)

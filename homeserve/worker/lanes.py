@@ -13,6 +13,8 @@ Rows begin where the lane's last ones ended: a recurrent layer cannot compute a 
 log-probabilities are asked for needs, for the first token of a chunk, the logits behind the chunk before it: the lane
 keeps them.
 
+A token that another rank draws for a lane is AWAITED until it comes (`homeserve.worker.drawn`).
+
 A page table has a row for each KV group of the model, and all rows of a lane are equally long. In a group that keeps
 the last tokens only (a window), the pages before the window are the engine's to give to others: what stands in their
 place is not read any more, and a prefix hit brings UNKNOWN there.
@@ -31,11 +33,15 @@ import numpy.typing as npt
 
 from backends.base import PAGE_LEN, Batch, Limits
 from homeserve.wire.records import LaneRows, NewLane, Plan, Sampling
+from homeserve.worker.drawn import Drawn, request_bits
+from homeserve.worker.places import PagePlaces
 from homeserve.worker.sampling import TokenCounts, needs_counts
 
 Ints = npt.NDArray[np.int32]
 
 UNKNOWN = -1
+AWAITED = -2
+"""The last token of a lane, drawn on another rank and not told here yet."""
 
 
 class LaneRefused(Exception):
@@ -72,27 +78,36 @@ class Group:
 
 @dataclass
 class Lanes:
-    """The tables of a rank. `tables` int32 `[groups, lanes, lane_pages]` is what `Batch.tables` shows to the backend.
+    """The tables of a rank. `tables` int32 `[groups, lanes, lane_pages]` holds the engine's pages, `local` their places
+    in this rank's pools, which `Batch.tables` shows to the backend.
 
-    `pool_pages` are the pages of each KV group, `windows` the tokens that it keeps (0: all)."""
+    `places` says where the engine's pages lie (None: each at its own place in pools of `pool_pages`); `pool_pages` are
+    the engine's pages of each KV group, `windows` the tokens that it keeps (0: all). Where another rank `draws`, tokens
+    of a lane are AWAITED and penalties need no counts here; a rank that looks up no rows (not `embeds`) never learns
+    them."""
 
     limits: Limits
     vocab: int
     pool_pages: tuple[int, ...]
     windows: tuple[int, ...] = (0,)
     state_slots: int = 0
+    places: PagePlaces | None = None
+    draws: bool = True
+    embeds: bool = True
     tables: Ints = field(init=False)
+    local: Ints = field(init=False)
     lanes: list[Lane | None] = field(init=False)
     _batch: Batch = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         rows = self.limits.rows
         self.tables = np.zeros((len(self.windows), self.limits.lanes, self.limits.lane_pages), np.int32)
+        self.local = self.tables if self.places is None else self.tables.copy()
         self.lanes = [None] * self.limits.lanes
         tokens, positions, lanes, logit_rows = np.zeros((4, rows), np.int32)
         slots = np.zeros((len(self.windows), rows), np.int32)
         self._states = np.arange(self.limits.lanes if self.state_slots else 0, dtype=np.int32)
-        self._batch = Batch(tokens, positions, slots, lanes, self.tables, logit_rows, self._states)
+        self._batch = Batch(tokens, positions, slots, lanes, self.local, logit_rows, self._states)
 
     def check(self, plan: Plan) -> None:
         """Raises LaneRefused unless every part of the plan fits."""
@@ -121,12 +136,16 @@ class Lanes:
             if rows.pages:
                 lane = self[rows.lane]
                 pages = self._pages(rows)
-                count = pages.shape[1]
-                self.tables[:, rows.lane, lane.page_count : lane.page_count + count] = pages
-                lane.page_count += count
+                span = slice(lane.page_count, lane.page_count + pages.shape[1])
+                self.tables[:, rows.lane, span] = pages
+                if self.places is not None:
+                    for group in range(len(self.windows)):
+                        self.local[group, rows.lane, span] = self.places.of(group, pages[group])
+                lane.page_count = span.stop
 
-    def batch(self, rows: Sequence[LaneRows]) -> tuple[Batch, list[Group]]:
-        """The batch of applied rows, and which of its rows are whose. Its arrays are used again by the next call."""
+    def batch(self, rows: Sequence[LaneRows], epoch: int = 0, seq: int = 0) -> tuple[Batch, list[Group]]:
+        """The batch of applied rows of plan `seq`, and which of its rows are whose. Its arrays are used again by the
+        next call."""
         out = self._batch
         groups: list[Group] = []
         at = logits_at = 0
@@ -138,7 +157,9 @@ class Lanes:
             positions = np.arange(entry.start, entry.start + count, dtype=np.int32)
             out.tokens[span] = group.inputs
             out.positions[span] = positions
-            pages = self.tables[:, entry.lane, positions // PAGE_LEN]
+            pages = self.local[:, entry.lane, positions // PAGE_LEN]
+            if self.places is not None:
+                pages = np.stack([self.places.for_writing(index, each) for index, each in enumerate(pages)])
             out.slots[:, span] = pages * PAGE_LEN + positions % PAGE_LEN
             out.lanes[span] = entry.lane
             first_logit = at + count - group.logit_count
@@ -152,9 +173,11 @@ class Lanes:
             out.positions[:at],
             out.slots[:, :at],
             out.lanes[:at],
-            self.tables,
+            self.local,
             out.logit_rows[:logits_at],
             self._states,
+            epoch,
+            seq,
         )
         return batch, groups
 
@@ -164,7 +187,15 @@ class Lanes:
         end = group.rows.start + len(group.inputs)
         if lane.counts is not None:
             lane.counts.add(group.inputs, np.arange(group.rows.start, end) >= lane.prompt_len)
+        if group.rows.sample and not self.draws:
+            lane.last_token = AWAITED
         lane.length = end
+
+    def take_token(self, drawn: Drawn) -> None:
+        """What another rank drew for a lane; nothing where the lane is another request's by now."""
+        lane = self.lanes[drawn.lane]
+        if lane is not None and request_bits(lane.request) == drawn.request:
+            lane.last_token = drawn.token
 
     def occupied(self) -> tuple[tuple[int, int, int], ...]:
         """(lane, request, pages in its table) of every lane that is taken."""
@@ -259,13 +290,18 @@ class Lanes:
 
     def _lane(self, entry: NewLane) -> Lane:
         history = _ints(entry.history)
-        counts = TokenCounts(self.vocab) if needs_counts(entry.sampling) else None
+        counts = TokenCounts(self.vocab) if self.draws and needs_counts(entry.sampling) else None
         if counts is not None:
             counts.add(history, np.arange(len(history)) >= entry.prompt_len)
         return Lane(entry.request, entry.prompt_len, entry.sampling, len(history), counts)
 
     def _group(self, entry: LaneRows, first: int, logits_first: int) -> Group:
-        inputs = _ints(entry.tokens) if entry.tokens else np.array([self[entry.lane].last_token], np.int32)
+        if entry.tokens:
+            inputs = _ints(entry.tokens)
+        else:
+            last = self[entry.lane].last_token
+            assert last != AWAITED or not self.embeds, f"lane {entry.lane}: its token was not taken"
+            inputs = np.array([max(0, last)], np.int32)
         return Group(entry.lane, entry, inputs, first, logits_first, _logit_count(entry, len(inputs)))
 
 

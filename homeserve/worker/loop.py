@@ -80,7 +80,7 @@ def run_plans(
     rank: int, plans: PlanLogReader, bell: BellReader, reports: Reports, runner: Runner, faults: FaultPoint
 ) -> None:
     """Run plans until STOP. Raises EngineGone if the engine goes first, WireError on a damaged log."""
-    idle_since = time.perf_counter_ns()
+    idle_since = time.monotonic_ns()
     pending = 0
     while True:
         if not pending:
@@ -89,10 +89,11 @@ def run_plans(
                 raise EngineGone
         plan = plans.take()
         pending -= 1
-        began = time.perf_counter_ns()
+        began, waited_us = time.monotonic_ns(), runner.waited_us()
         result = answer(rank, plan, runner, faults)
-        ended = time.perf_counter_ns()
-        result = _timed(result, busy_ns=ended - began, idle_ns=began - idle_since)
+        ended = time.monotonic_ns()
+        waited_us = runner.waited_us() - waited_us if plan.rows else 0
+        result = _timed(result, began, busy_ns=ended - began, idle_ns=began - idle_since, waited_us=waited_us)
         idle_since = ended
         _send(reports, result, faults)
         if plan.kind == PlanKind.STOP:
@@ -112,7 +113,15 @@ def answer(rank: int, plan: Plan, runner: Runner, faults: FaultPoint) -> Result:
     except Exception as error:  # the process edge: whatever a plan runs into is its answer, and the loop goes on
         log.exception("plan %d failed", plan.seq)
         return failed(rank, plan.seq, plan.epoch, error)
-    return Result(rank, plan.seq, plan.epoch, samples=given.samples, facts=given.facts, census=given.census)
+    return Result(
+        rank,
+        plan.seq,
+        plan.epoch,
+        samples=given.samples,
+        facts=given.facts,
+        census=given.census,
+        exchanges=given.exchanges,
+    )
 
 
 def _send(reports: Reports, result: Result, faults: FaultPoint) -> None:
@@ -127,7 +136,7 @@ def _send(reports: Reports, result: Result, faults: FaultPoint) -> None:
         reports.send(refused(result.rank, result.seq, result.epoch, error))
 
 
-def _timed(result: Result, *, busy_ns: int, idle_ns: int) -> Result:
+def _timed(result: Result, began_ns: int, *, busy_ns: int, idle_ns: int, waited_us: int) -> Result:
     # Not msgspec.structs.replace: that is several times slower, and this runs once a step.
     return Result(
         result.rank,
@@ -144,4 +153,7 @@ def _timed(result: Result, *, busy_ns: int, idle_ns: int) -> Result:
         result.field,
         result.fix,
         result.parts,
+        began_ns // 1000,
+        waited_us,
+        result.exchanges,
     )
