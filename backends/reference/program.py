@@ -220,9 +220,10 @@ class ReferenceProgram:
 
     def _rope_store(self, op: RopeStore, batch: Batch, buffers: Buffers) -> None:
         rows = len(batch.tokens)
-        queries = buffers[op.q.name].reshape(rows, op.heads, op.q_step or op.head_dim)
+        step = op.q_step or op.head_dim
+        queries = buffers[op.q.name].reshape(rows, op.heads, step)
         q = self._norm_and_turn(op, batch, queries[..., : op.head_dim], op.q_norm)
-        buffers[op.q.name] = np.concatenate([q, queries[..., op.head_dim :]], axis=2).reshape(rows, -1)
+        buffers[op.q.name] = np.concatenate([q, queries[..., op.head_dim :]], axis=2).reshape(rows, op.heads * step)
         if op.k is None or op.v is None:
             assert op.k is None and op.v is None, "k and v are stored both or not at all"
             return
@@ -230,7 +231,7 @@ class ReferenceProgram:
         v = buffers[op.v.name].reshape(rows, op.kv_heads, op.head_dim)
         if op.v_norm:
             v = head_norm(v, None, op.norm_eps)
-        buffers[op.k.name] = k.reshape(rows, -1)
+        buffers[op.k.name] = k.reshape(rows, op.kv_heads * op.head_dim)
         self.pools.store(op.layer, batch.slots[self.pools.groups[op.layer]], k, v)
 
     def _norm_and_turn(self, op: RopeStore, batch: Batch, heads: Array, norm: Weight | None) -> Array:
@@ -261,7 +262,7 @@ class ReferenceProgram:
                 out[row] = attend(*seen, op.scale, op.softcap, sinks)
         if op.gated:
             out *= sigmoid(both[..., op.head_dim : 2 * op.head_dim])
-        flat = out.reshape(rows, -1)
+        flat = out.reshape(rows, op.heads * op.head_dim)
         return np.concatenate([flat, lses], axis=1) if op.partial else flat
 
     def _experts(self, op: Experts, buffers: Buffers) -> Array:
