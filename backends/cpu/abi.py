@@ -330,7 +330,7 @@ class Merge(Structure):
 
 
 STRUCTS: tuple[type[Structure], ...] = (Matrix, Part, Stack, Experts, Delta, Step, KvGroup, ProgramRecord, BatchRecord)
-COLLECTIVE_STRUCTS: tuple[type[Structure], ...] = (Stamp, Exchange, Mail, Channel)
+COLLECTIVE_STRUCTS: tuple[type[Structure], ...] = (Stamp, Exchange, Mail, Channel, ActPart, Act, Merge)
 
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "hs_abi_version": (c_int32, []),
