@@ -28,6 +28,7 @@ import numpy.typing as npt
 # The test folders are no package (pytest's importlib mode); the paper wire lies among the process tests.
 sys.path.insert(0, str(Path(__file__).parent / "process"))
 
+from paper_wire import Deadlock as Deadlock
 from paper_wire import PaperCollective, Wire
 
 from backends.acts import ActShape, make_memory

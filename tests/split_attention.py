@@ -2,15 +2,16 @@
 
 Queries, keys and values of token t come from row t of tables (`EmbedRows`), so every rank has the same ones. In the
 divided form a rank keeps the rows that the owner rule of the token vector gives it, attends to those alone, merges its
-own query heads (there may be none) and gathers those of all: the last buffer, `out`, is on every rank what the undivided
-form gives.
+own query heads (there may be none) and gathers those of all: the last buffer, `out`, is on every rank that of the whole
+layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +46,7 @@ POOL_PAGES = 80
 LANE_PAGES = 4
 CHUNK = 16
 ROPE = Rope(interleaved=False, frequencies=(1.0, 0.3, 0.09, 0.027))
+Values = npt.NDArray[Any]
 Piece = tuple[int, int, int]
 """Lane, first position, end."""
 
@@ -125,13 +127,15 @@ def _plans(random: np.random.Generator, lengths: Sequence[int]) -> Iterator[tupl
             yield tuple(plan)
 
 
-def weights_of(case: Case, kind: QuantType) -> dict[str, npt.NDArray[np.floating]]:
+def weights_of(case: Case, kind: QuantType) -> dict[str, Values]:
     """The tables `[tokens, width]` and sinks, of F32 or F64."""
     random = np.random.default_rng(case.seed)
     tokens = len(case.lengths) * LANE_PAGES * PAGE_LEN
     widths = {"q": case.heads * case.q_step, "k": case.kv_heads * case.head_dim, "v": case.kv_heads * case.head_dim}
     dtype = np.float64 if kind is QuantType.F64 else np.float32
-    made = {name: random.standard_normal((tokens, width)).astype(dtype) for name, width in widths.items()}
+    made: dict[str, Values] = {
+        name: random.standard_normal((tokens, width)).astype(dtype) for name, width in widths.items()
+    }
     return made | {"sinks": 2 * random.standard_normal((1, case.heads)).astype(dtype)}
 
 
@@ -187,7 +191,7 @@ def rank_batch(case: Case, plan: int, rank: int) -> Batch:
     return _batch(case, plan, np.array(pages, np.int32), local)
 
 
-def _batch(case: Case, plan: int, tables: npt.NDArray[np.int32], place) -> Batch:  # type: ignore[no-untyped-def]
+def _batch(case: Case, plan: int, tables: npt.NDArray[np.int32], place: Callable[[int], int]) -> Batch:
     rows = [(lane, position) for lane, first, end in case.plans[plan] for position in range(first, end)]
     slots = [place(case.pages[lane][position // PAGE_LEN] * PAGE_LEN + position % PAGE_LEN) for lane, position in rows]
     tokens = [lane * LANE_PAGES * PAGE_LEN + position for lane, position in rows]
@@ -202,14 +206,14 @@ def _batch(case: Case, plan: int, tables: npt.NDArray[np.int32], place) -> Batch
     )
 
 
-def _inputs(case: Case, weights: Mapping[str, npt.NDArray[np.floating]]) -> list[Op]:
+def _inputs(case: Case, weights: Mapping[str, Values]) -> list[Op]:
     q, k, v = (Buffer(name, weights[name].shape[1]) for name in "qkv")
     shape = case.heads, case.kv_heads, case.head_dim
     embeds: list[Op] = [EmbedRows(_weight(buffer.name, weights), buffer) for buffer in (q, k, v)]
     return [*embeds, RopeStore(q, k, v, 0, *shape, ROPE, q_step=case.q_step)]
 
 
-def _attention(case: Case, out: Buffer, weights: Mapping[str, npt.NDArray[np.floating]], *, partial: bool) -> Attention:
+def _attention(case: Case, out: Buffer, weights: Mapping[str, Values], *, partial: bool) -> Attention:
     return Attention(
         Buffer("q", case.heads * case.q_step),
         out,
@@ -225,7 +229,7 @@ def _attention(case: Case, out: Buffer, weights: Mapping[str, npt.NDArray[np.flo
     )
 
 
-def _weight(name: str, weights: Mapping[str, npt.NDArray[np.floating]]) -> Weight:
+def _weight(name: str, weights: Mapping[str, Values]) -> Weight:
     return Weight(name, *weights[name].shape)
 
 
@@ -233,15 +237,15 @@ def _bind(
     case: Case,
     device: Backend,
     ops: Sequence[Op],
-    weights: Mapping[str, npt.NDArray[np.floating]],
+    weights: Mapping[str, Values],
     kind: QuantType,
     slots: int,
     acts: Collective | None = None,
 ) -> Program:
-    views = {
-        name: TensorView(name, kind, *values.shape, np.frombuffer(values.tobytes(), np.uint8))
-        for name, values in weights.items()
-    }
+    views = {}
+    for name, values in weights.items():
+        rows, cols = values.shape
+        views[name] = TensorView(name, kind, rows, cols, np.frombuffer(values.tobytes(), np.uint8))
     kv = KvPool((KvLayer(case.kv_heads, case.head_dim),), slots, QuantType.F32)
     limits = Limits(3 * CHUNK, 3 * CHUNK, len(case.lengths), LANE_PAGES)
     return device.bind(ops, views, kv, limits, lambda *_: None, collective=acts)
