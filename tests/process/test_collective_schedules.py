@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from paper_wire import Deadlock, PaperCollective, Wire
 
-from backends.acts import ActShape, NoCredit, Stamp, StampMismatch
+from backends.acts import NoCredit, Stamp, StampMismatch, fleet_shape
 from backends.base import Collective
 from homeserve.wire.records import Plan, PlanKind, Result
 from homeserve.wire.ring import (
@@ -31,6 +31,7 @@ from homeserve.wire.ring import (
     Slots,
     ring_bytes,
 )
+from homeserve.worker.drawn import Drawn, TokenReceiver, TokenSender
 from homeserve.worker.faults import FaultPoint
 from homeserve.worker.loop import Reports, run_plans
 from homeserve.worker.runner import Answer
@@ -62,20 +63,30 @@ class PaperBell:
         return 1
 
 
-def routes_of(ranks: int) -> tuple[tuple[int, int], ...]:
-    """Activations from each rank to the next, tokens from the last to the first."""
-    return (*((rank, rank + 1) for rank in range(ranks - 1)), (ranks - 1, 0))
-
-
 class Exchanging:
-    """A runner that makes the exchanges of a plan and checks what comes: PREFILL and DECODE as in the pipeline layout
-    (a DECODE begins with the token of the plan before it), MIXED as in the tensor layout, FLUSH none."""
+    """A runner that makes the exchanges of a plan and checks what comes: PREFILL and DECODE as in the pipeline layout,
+    MIXED as in the tensor layout, FLUSH none. The first two draw a token for lane `seq % 2`, and a DECODE goes on with
+    what the plan before it drew; the last rank tells all others."""
 
-    def __init__(self, acts: Collective, kinds: dict[int, PlanKind]) -> None:
+    def __init__(self, acts: Collective) -> None:
         self.acts = acts
-        self.kinds = kinds
+        others = range(acts.ranks - 1)
+        self.sender = TokenSender(acts, others)
+        self.receiver = TokenReceiver(acts, acts.ranks - 1, acts.ranks + 1, self.take)
+        self.tokens: dict[int, int] = {}
+
+    def waited_us(self) -> int:
+        return 0
+
+    def take(self, drawn: Drawn) -> None:
+        assert drawn.lane == drawn.request % 2 == drawn.token % 2
+        self.tokens[drawn.lane] = drawn.token
 
     def run(self, plan: Plan) -> Answer:
+        needed = [(plan.seq - 1) % 2] if plan.kind == PlanKind.DECODE and self.acts.rank == 0 else []
+        if self.acts.rank < self.acts.ranks - 1:
+            self.receiver.before(plan.seq, needed)
+            assert all(self.tokens[lane] == plan.seq - 1 for lane in needed)
         if plan.kind in (PlanKind.PREFILL, PlanKind.DECODE):
             self.in_a_row(plan)
         elif plan.kind == PlanKind.MIXED:
@@ -88,18 +99,13 @@ class Exchanging:
         rows = np.full((2, 4), plan.seq, np.float32)
         if acts.rank > 0:
             acts.receive(stamp, acts.rank - 1, rows)
-        elif plan.kind == PlanKind.DECODE:
-            token = np.zeros((1, 1), np.float32)
-            acts.receive(Stamp(plan.epoch, plan.seq - 1, 1, "token"), last, token)
-            assert token[0, 0] == plan.seq - 1
         rows += acts.rank + 1
         if acts.rank < last:
             acts.send(stamp, acts.rank + 1, rows)
+            self.receiver.expect(plan.epoch, plan.seq, [plan.seq % 2])
         else:
             assert np.all(rows == plan.seq + sum(range(acts.ranks + 1)))
-            if self.kinds.get(plan.seq + 1) == PlanKind.DECODE:
-                token = np.full((1, 1), plan.seq, np.float32)
-                acts.send(Stamp(plan.epoch, plan.seq, 1, "token"), 0, token)
+            self.sender.send(plan.epoch, plan.seq, [Drawn(plan.seq % 2, plan.seq, plan.seq)])
 
     def side_by_side(self, plan: Plan) -> None:
         acts, widths = self.acts, WIDTHS[self.acts.ranks]
@@ -116,19 +122,19 @@ class Exchanging:
 class PaperFleet:
     """An engine that issues plans as credit allows, and ranks that run the shipped plan loop with a runner each."""
 
-    def __init__(self, seed: int, ranks: int, runner: Callable[[Collective, dict[int, PlanKind]], Any], spare: int = 0):
+    def __init__(self, seed: int, ranks: int, runner: Callable[[Collective], Any], spare: int = 0):
         self.wire = Wire(seed)
         self.results: list[Result] = []
         self.ranks = ranks
         in_flight = ranks + 1
         self.kinds = kinds_of(random.Random(seed))
-        self.shape = ActShape(ranks, 16, 16, in_flight + spare, routes_of(ranks))
+        self.shape = fleet_shape(ranks, 16, 16, 16, in_flight + spare)
         memory = memoryview(bytearray(ring_bytes(in_flight, SLOT_BYTES)))
         self.log = PlanLogWriter(Slots(memory, in_flight, SLOT_BYTES, create=True), ranks)
         self.readers: list[ReportReader] = []
         self.wire.act("engine", self.issue_all)
         for rank in range(ranks):
-            self.add_rank(rank, memory, runner(PaperCollective(self.wire, self.shape, rank), self.kinds))
+            self.add_rank(rank, memory, runner(PaperCollective(self.wire, self.shape, rank)))
 
     def add_rank(self, rank: int, log: memoryview, runner: Any) -> None:
         slots = self.ranks + 1 + PROGRESS_SLOTS

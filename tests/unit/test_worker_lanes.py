@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from backends.base import PAGE_LEN, Limits
 from homeserve.wire.records import LaneRows, NewLane, Plan, PlanKind, Sampling, pack_ints
-from homeserve.worker.lanes import UNKNOWN, Group, LaneRefused, Lanes
+from homeserve.worker.drawn import Drawn
+from homeserve.worker.lanes import AWAITED, UNKNOWN, Group, LaneRefused, Lanes
+from homeserve.worker.places import own_pages
 
 GREEDY = Sampling(temperature=0)
 COUNTED = Sampling(repetition_penalty=1.2)
@@ -218,3 +220,53 @@ def test_a_page_that_came_as_nobodys_is_looked_at_again() -> None:
     table[0].length = 20
     with pytest.raises(LaneRefused, match="outside the pool of the layers that see 20 tokens"):
         table.check(plan(LaneRows(0, 10, 20, b"", sample=True)))
+
+
+def divided(rank: int, *, draws: bool = False, embeds: bool = True) -> Lanes:
+    """Rank `rank` of three whose pages are dealt out 2,1,1."""
+    limits = Limits(rows=64, logit_rows=8, lanes=2, lane_pages=8)
+    places = own_pages([8 * PAGE_LEN], (2, 1, 1), rank)
+    return Lanes(limits, vocab=100, pool_pages=(8,), places=places, draws=draws, embeds=embeds)
+
+
+@pytest.mark.parametrize(("rank", "local", "padding"), [(0, [0, 1, -1, -1], 4), (1, [-1, -1, 0, -1], 2)])
+def test_a_rank_sees_its_own_pages_and_writes_those_of_others_into_the_padding(
+    rank: int, local: list[int], padding: int
+) -> None:
+    table = divided(rank)
+    tokens = list(range(50))
+    work = start(1, 10, tokens, [0, 1, 2, 3])
+    table.check(work)
+    table.apply(work)
+    batch, _ = table.batch(work.rows, epoch=2, seq=9)
+    assert (batch.epoch, batch.seq) == (2, 9)
+    assert batch.tables[0, 1, :4].tolist() == local
+    places = [padding if page == -1 else page for page in local]
+    assert batch.slots[0].tolist() == [places[p // PAGE_LEN] * PAGE_LEN + p % PAGE_LEN for p in range(50)]
+    assert table.tables[0, 1, :4].tolist() == [0, 1, 2, 3], "the engine's pages stay known"
+
+
+def test_a_token_that_another_rank_draws_is_awaited_and_taken_by_its_own_request() -> None:
+    table = divided(0)
+    work = start(0, 10, [1, 2, 3], [5])
+    table.check(work)
+    table.apply(work)
+    for group in table.batch(work.rows)[1]:
+        table.advance(group)
+    assert table[0].last_token == AWAITED
+    following = plan(LaneRows(0, 10, 3, b"", sample=True))
+    table.check(following)
+    with pytest.raises(AssertionError, match="not taken"):
+        table.batch(following.rows)
+    table.take_token(Drawn(0, 11, 40))
+    assert table[0].last_token == AWAITED, "of a request that had the lane before"
+    table.take_token(Drawn(0, 10, 41))
+    table.take_token(Drawn(1, 10, 42))
+    assert table.batch(following.rows)[0].tokens.tolist() == [41]
+
+
+def test_a_rank_that_looks_up_no_rows_need_not_know_tokens_and_keeps_no_counts() -> None:
+    table = divided(1, embeds=False)
+    run(table, start(0, 10, [1, 2, 3], [5], COUNTED), drawn=AWAITED)
+    assert table[0].counts is None
+    assert len(table.batch((LaneRows(0, 10, 3, b"", sample=True),))[0].tokens) == 1
