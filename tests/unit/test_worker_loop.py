@@ -11,7 +11,7 @@ import pytest
 from homeserve.errors import BudgetError, HomeserveError, InvalidModelFile, UnknownArchitecture, UnsupportedModel
 from homeserve.wire.doorbell import BellReader, BellWriter
 from homeserve.wire.faults import parse
-from homeserve.wire.records import Plan, PlanKind, Progress, Result, Sample
+from homeserve.wire.records import LaneRows, Plan, PlanKind, Result, Sample, pack_ints
 from homeserve.wire.refusal import error_of
 from homeserve.wire.ring import PlanLogReader, PlanLogWriter, ReportReader, ReportWriter, Slots, ring_bytes
 from homeserve.worker.faults import FaultPoint
@@ -55,9 +55,14 @@ class Acting:
 
     def __init__(self) -> None:
         self.ran: list[int] = []
+        self.waited = 0
+
+    def waited_us(self) -> int:
+        return self.waited
 
     def run(self, plan: Plan) -> Answer:
         self.ran.append(plan.seq)
+        self.waited += 100 * plan.seq
         if isinstance(raised := RAISES.get(plan.epoch), Exception):
             raise raised
         if plan.epoch == 50:
@@ -103,6 +108,16 @@ def test_every_plan_is_answered_once_in_order_until_stop(wires: Wires) -> None:
     assert runner.ran == [1, 3, 4], "plan 2 names rank 0 alone: it is passed, and answered empty"
     assert heard[0].samples == (Sample(0, 1, 5, 6),) and heard[1].samples == ()
     assert all(r.busy_us >= 0 and r.idle_us >= 0 for r in heard)
+    assert [r.began_us for r in heard] == sorted(r.began_us for r in heard) and heard[0].began_us > 0
+
+
+def test_what_a_rank_waited_for_others_is_told_of_each_plan_that_computes(wires: Wires) -> None:
+    rows = (LaneRows(0, 1, 0, pack_ints([5])),)
+    for seq in (1, 2, 3):
+        wires.issue(Plan(seq, 0, PlanKind.PREFILL, 3, rows=rows))
+    wires.issue(Plan(4, 0, PlanKind.STOP, 3))
+    loop(wires, Acting())
+    assert [r.waited_us for r in wires.heard()] == [100, 200, 300, 0]
 
 
 def test_what_goes_wrong_is_the_answer_and_the_loop_goes_on(wires: Wires) -> None:
