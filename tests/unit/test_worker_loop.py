@@ -11,7 +11,7 @@ import pytest
 from homeserve.errors import BudgetError, HomeserveError, InvalidModelFile, UnknownArchitecture, UnsupportedModel
 from homeserve.wire.doorbell import BellReader, BellWriter
 from homeserve.wire.faults import parse
-from homeserve.wire.records import LaneRows, Plan, PlanKind, Result, Sample, pack_ints
+from homeserve.wire.records import LaneRows, Plan, PlanKind, Progress, Result, Sample, pack_ints
 from homeserve.wire.refusal import error_of
 from homeserve.wire.ring import PlanLogReader, PlanLogWriter, ReportReader, ReportWriter, Slots, ring_bytes
 from homeserve.worker.faults import FaultPoint
