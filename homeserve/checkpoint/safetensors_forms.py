@@ -57,12 +57,18 @@ class MadeView(TensorView):
             object.__setattr__(self, field, value)
 
     @property
-    def data(self) -> Bytes:
+    def made(self) -> Bytes | Callable[[], Bytes]:
+        """The bytes, or what makes them."""
         made: Bytes | Callable[[], Bytes] = self.__dict__["_made"]
+        return made
+
+    @property
+    def data(self) -> Bytes:
+        made = self.made
         return made() if callable(made) else made
 
     def pieces(self) -> Iterator[Bytes]:
-        made = self.__dict__["_made"]
+        made = self.made
         if isinstance(made, Matrices):
             yield from (made.make(index) for index in range(made.count))
         else:

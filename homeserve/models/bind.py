@@ -11,41 +11,42 @@ wanted are selected before the final norm, with the last update added there.
 
 In the pipeline layout a rank that holds layers [a, b) embeds only if a = 0 and has a head only if b is the number of
 layers. Between ranks the two buffers `x` and `update` travel (`Bound.gives`; the first op receives them, the last one
-sends them), the update complete and not yet added: the receiver's first norm adds it, once. What the neighbour is like is read from `stage_facts` at its index; no layer is built to be looked at,
-and a weight of a layer outside the range is never touched. A layer that reads the K and V of another one must be on the
-rank of that one. A drafting block behind the trunk is declared and its tensors are known by name; no rank runs it yet.
+sends them), the update complete and not yet added: the receiver's first norm adds it, once. What the neighbour is like
+is read from `stage_facts` at its index; no layer is built to be looked at, and a weight of a layer outside the range is
+never touched. A layer that reads the K and V of another one must be on the rank of that one. A drafting block behind
+the trunk is declared and its tensors are known by name; no rank runs it yet.
 
-After building, the ops are read back and compared with the declarations (`conform`): what runs is what was declared.
+In the tensor layout every rank has a part of every layer. The same functions build its list from a `TensorSource` that
+hands out this rank's part of each tensor (`dividing`), and the exchanges stand between the ops: one sum behind each
+stage, a gather and a merge in each attention, a sum behind the embedding, a gather behind the head (docs/LAYOUTS.md).
+
+After building, the ops are read back and compared with the declarations (`conform`; in terms of the rank's share,
+`conform_parts`), and every partial sum is followed to where it is completed (`conform_sums`): what runs is what was
+declared.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from backends.base import (
     Buffer,
-    EmbedRows,
     KvLayer,
     KvPool,
     KvWindow,
-    Linear,
-    LinearPart,
-    Norm,
     Op,
     ReceiveRows,
     Rope,
-    SelectRows,
     SendRows,
-    Softcap,
     StateLayer,
     TensorView,
 )
 from backends.quant import QuantType
 from homeserve.errors import InvalidModelFile
 from homeserve.layouts.share import PIPELINE, TENSOR, Share
-from homeserve.models import stage_ops
+from homeserve.models import end_ops, stage_ops
 from homeserve.models.config import (
     OUTPUT,
     OUTPUT_BIAS,
@@ -57,6 +58,9 @@ from homeserve.models.config import (
     settle,
 )
 from homeserve.models.conform import check_layers, check_updates
+from homeserve.models.conform_parts import Parts
+from homeserve.models.conform_sums import check_sums
+from homeserve.models.dividing import divided
 from homeserve.models.family import Family
 from homeserve.models.op_list import OpList
 from homeserve.models.rope import resolve_rope
@@ -110,29 +114,40 @@ def bind(
     misshapen or unknown, UnsupportedModel for layers that cannot be cut there, and SettingError for a vector that
     cannot be followed."""
     config = settle(config, checkpoint_tensors.keys())
-    layers = range(config.layers) if share is None or share.layout == TENSOR else share.layers
-    last = share is None or share.is_last or share.layout == TENSOR
+    if share is not None and share.layout == TENSOR:
+        return _bind_part_of_each(family, config, checkpoint_tensors, share)
+    layers = range(config.layers) if share is None else share.layers
+    last = share is None or share.is_last
     assert layers.stop <= config.layers and last == (layers.stop == config.layers), f"cannot bind {share}"
     build = _Build(family, config, TensorSource(checkpoint_tensors), layers, share)
-    if layers.start:
-        build.receive()
-    declared = {layer: family.stage_facts(config, layer) for layer in layers}
-    if layers.start == 0:
-        build.embed(build.list.x)
-    if any(isinstance(stage, TokenInput) for stages in declared.values() for stage in stages):
-        build.embed(build.list.embedded)
-    for layer, stages in declared.items():
-        build.layer(layer, stages)
-    if layers.stop == config.layers:
-        build.head()
-    else:
-        build.send()
+    declared = build.all_ops()
     build.refuse_leftovers()
     bound = build.bound()
     check_layers(declared, build.layer_ops, build.resolved, build.list.kv_index)
-    update = build.list.update
-    check_updates(bound.ops, owed=update in bound.takes, handed_on=update in bound.gives)
+    _check_updates(bound)
     return bound
+
+
+def _bind_part_of_each(family: Family, config: ModelConfig, tensors: Mapping[str, TensorView], share: Share) -> Bound:
+    """A rank of the tensor layout. What is wrong with the checkpoint is told as it is for one rank, which runs all."""
+    whole = bind(family, config, tensors)
+    if not share.divides:
+        return replace(whole, share=share)
+    division = divided(family, config, tensors, share.weight_vector)
+    source = TensorSource(tensors, division.splits, share.rank)
+    build = _Build(family, config, source, whole.layers, share)
+    declared = build.all_ops()
+    bound = build.bound()
+    parts = Parts(division.parts, share.rank)
+    check_layers(declared, build.layer_ops, build.resolved, build.list.kv_index, parts)
+    _check_updates(bound)
+    check_sums(bound.ops, source.cut)
+    return bound
+
+
+def _check_updates(bound: Bound) -> None:
+    names = [{buffer.name for buffer in buffers} for buffers in (bound.takes, bound.gives)]
+    check_updates(bound.ops, owed="update" in names[0], handed_on="update" in names[1])
 
 
 class _Build:
@@ -151,19 +166,23 @@ class _Build:
         self.list = OpList(config.hidden, source, self.windows, owed=self._is_owed())
         self.takes = self.list.stream() if layers.start else ()
 
-    def receive(self) -> None:
-        assert self.share is not None
-        before = self.share.rank - 1
-        self.list.add(ReceiveRows(self.takes, before, f"stream {before}"))
-
-    def send(self) -> None:
-        assert self.share is not None
-        rank = self.share.rank
-        self.list.add(SendRows(self.list.stream(), rank + 1, f"stream {rank}"))
-
-    def embed(self, out: Buffer) -> None:
-        table = self.source.take(TOKEN_EMBD, self.config.vocab, self.config.hidden)
-        self.list.add(EmbedRows(table, out, self.config.embedding_scale))
+    def all_ops(self) -> Mapping[int, tuple[Stage, ...]]:
+        """Build the list. Gives what was declared of each layer."""
+        declared = {layer: self.family.stage_facts(self.config, layer) for layer in self.layers}
+        rank = self.share.rank if self.share is not None else 0
+        if self.layers.start:
+            self.list.add(ReceiveRows(self.takes, rank - 1, f"stream {rank - 1}"))
+        else:
+            end_ops.embed(self.list, self.config, self.list.x, "embed")
+        if any(isinstance(stage, TokenInput) for stages in declared.values() for stage in stages):
+            end_ops.embed(self.list, self.config, self.list.embedded, "embedded")
+        for layer, stages in declared.items():
+            self.layer(layer, stages)
+        if self.layers.stop == self.config.layers:
+            end_ops.head(self.list, self.config)
+        else:
+            self.list.add(SendRows(self.list.stream(), rank + 1, f"stream {rank}"))
+        return declared
 
     def layer(self, layer: int, stages: tuple[Stage, ...]) -> None:
         names = self.family.tensor_names(self.config, layer)
@@ -173,29 +192,14 @@ class _Build:
                 case Attention(rope=rope):
                     stage_ops.attention(self.list, stage, layer, names, self.resolved(rope) if rope else None)
                 case GatedDeltaNet():
-                    stage_ops.delta_net(self.list, stage, names)
+                    stage_ops.delta_net(self.list, stage, layer, names)
                 case Dense():
-                    stage_ops.dense(self.list, stage, names)
+                    stage_ops.dense(self.list, stage, layer, names)
                 case Experts():
-                    stage_ops.experts(self.list, stage, names)
+                    stage_ops.experts(self.list, stage, layer, names)
                 case TokenInput():
                     stage_ops.token_input(self.list, stage, names, self.config.vocab)
         self.layer_ops[layer] = self.list.ops[first:]
-
-    def head(self) -> None:
-        config, source = self.config, self.source
-        selected = Buffer("selected", config.hidden)
-        final = Buffer("final", config.hidden)
-        logits = Buffer("logits", config.vocab)
-        norm = source.take(OUTPUT_NORM, 1, config.hidden)
-        table = source.take(TOKEN_EMBD if config.tied_head else OUTPUT, config.vocab, config.hidden)
-        bias = OUTPUT_BIAS in config.optional
-        part = LinearPart(table, logits, source.take(OUTPUT_BIAS, 1, config.vocab) if bias else None)
-        self.list.add(SelectRows(self.list.x, selected, self.list.settle_owed()))
-        self.list.add(Norm(selected, norm, config.norm_eps, final))
-        self.list.add(Linear(final, (part,)))
-        if config.logit_softcap:
-            self.list.add(Softcap(logits, config.logit_softcap))
 
     def refuse_leftovers(self) -> None:
         """A tensor that belongs here and that nobody asked for means a part of the model that we do not know."""

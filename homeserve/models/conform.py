@@ -13,16 +13,21 @@ from backends.base import (
     DeltaNet,
     EmbedRows,
     GatedActivation,
+    GatherRows,
     Linear,
+    MergeAttention,
     Norm,
     Op,
     Rope,
     RopeStore,
     Scale,
     SelectRows,
+    SumRows,
+    Zero,
 )
 from backends.base import Attention as AttentionOp
 from backends.base import Experts as ExpertsOp
+from homeserve.models.conform_parts import NOTHING, Facts, Parts
 from homeserve.models.stages import (
     Attention,
     Dense,
@@ -35,7 +40,7 @@ from homeserve.models.stages import (
     stage_name,
 )
 
-Facts = dict[str, object]
+_EXCHANGES = SumRows | GatherRows | MergeAttention
 
 
 class DeclarationMismatch(AssertionError):
@@ -47,15 +52,21 @@ def check_layers(
     built: Mapping[int, Sequence[Op]],
     resolved: Callable[[RopeFacts], Rope],
     kv_index: Mapping[int, int],
+    parts: Parts | None = None,
 ) -> None:
     """Raises DeclarationMismatch unless exactly the declared layers were built, and each as declared.
 
-    `resolved` gives the op's rope for a declared one, `kv_index` the pool layer of a global layer's K and V.
+    `resolved` gives the op's rope for a declared one, `kv_index` the pool layer of a global layer's K and V; `parts`
+    says what this rank has of each stage in the tensor layout.
     """
     if set(declared) != set(built):
         raise DeclarationMismatch(f"layers {sorted(declared)} were declared, {sorted(built)} were built")
     for layer, stages in declared.items():
         said = [declared_facts(stage, layer, resolved, kv_index) for stage in stages]
+        if parts is not None:
+            said = [
+                parts.of(layer, at, stage, facts) for at, (stage, facts) in enumerate(zip(stages, said, strict=True))
+            ]
         check_layer(layer, said, built_facts(built[layer]))
 
 
@@ -240,9 +251,11 @@ def _stage_facts(ops: Sequence[Op]) -> Facts:
                     facts["eps"] = (facts.get("eps"), op.eps)
             case ExpertsOp():
                 facts |= _experts_facts(op, ops) | {"router_eps": facts.get("router_eps", 0.0)}
-            case GatedActivation(kind=kind, out=out) if not any(isinstance(other, ExpertsOp) for other in ops):
+            case GatedActivation(kind=kind, out=out) if not _of_shared(ops):
                 facts |= {"stage": "dense", "activation": kind, "width": out.width, "biases": _biases(ops)}
-            case _ if not isinstance(op, Linear | RopeStore | GatedActivation | AddGated):
+            case Zero() if facts["stage"] == "unknown":
+                facts |= {"stage": NOTHING} | _shared_facts(ops)
+            case _ if not isinstance(op, Linear | RopeStore | GatedActivation | AddGated | Zero | _EXCHANGES):
                 facts["stage"] = type(op).__name__
         if _writes_update(op) or "held" in _written(op):
             facts["update"] = "add" if _writes_update(op) else "hold"
@@ -255,7 +268,10 @@ def _attention_facts(op: AttentionOp, ops: Sequence[Op]) -> Facts:
     facts |= {"q_step": op.q_step or op.head_dim, "gated": op.gated, "sinks": op.sinks is not None}
     facts |= {"kv_layer": op.layer, "biases": _biases(ops)}
     weights = {
-        part.out.name.partition(".")[0]: part.weight for each in ops if isinstance(each, Linear) for part in each.parts
+        part.out.name.removeprefix("own_").partition(".")[0]: part.weight
+        for each in ops
+        if isinstance(each, Linear)
+        for part in each.parts
     }
     facts["v_from_k"] = "k" in weights and weights["k"] == weights.get("v")
     for store in ops:
@@ -264,6 +280,10 @@ def _attention_facts(op: AttentionOp, ops: Sequence[Op]) -> Facts:
             facts |= {"q_norm": store.q_norm is not None, "k_norm": store.k_norm is not None}
             same = ("layer", "heads", "kv_heads", "head_dim", "q_step", "q")
             facts |= {f"{name} where stored": getattr(store, name) for name in same if _differ(store, op, name)}
+    for merge in ops:
+        if isinstance(merge, MergeAttention):
+            facts |= {"sinks": merge.sinks is not None, "gated": merge.gate is not None}
+            facts["merged"] = (merge.heads, merge.head_dim, merge.first, merge.own)
     return facts
 
 
@@ -280,13 +300,29 @@ def _experts_facts(op: ExpertsOp, ops: Sequence[Op]) -> Facts:
     facts["expert_biases"] = tuple(matrix.bias is not None for matrix in (op.gate, op.up, op.down))
     parts = [part for each in ops if isinstance(each, Linear) for part in each.parts]
     facts["router_bias"] = any(part.bias is not None for part in parts if part.out == op.logits)
-    facts["shared"] = None
+    if op.held is not None:
+        facts["held"] = op.held
+    return facts | {"shared": None} | _shared_facts(ops)
+
+
+def _of_shared(ops: Sequence[Op]) -> bool:
+    """Whether a gated activation among them is a shared expert's."""
+    return any(isinstance(op, ExpertsOp) or (isinstance(op, Linear) and _writes(op, "router")) for op in ops)
+
+
+def _shared_facts(ops: Sequence[Op]) -> Facts:
+    """Of a shared expert, where there is one."""
+    facts: Facts = {}
     for act in ops:
         if isinstance(act, GatedActivation):
             added = [each for each in ops if isinstance(each, AddGated) and each.src.name == "shared_out"]
             gated = len(added) == 1 and added[0].gate is not None
             facts["shared"] = SharedExpert(act.out.width, gated) if added else "computed and not added"
     return facts
+
+
+def _writes(op: Linear, name: str) -> bool:
+    return any(part.out.name.partition(".")[0] == name for part in op.parts)
 
 
 def _biases(ops: Sequence[Op]) -> tuple[bool, ...]:

@@ -1,16 +1,36 @@
-"""The op list of a rank as it grows, with the one rule of sums: an update that is owed is added exactly once.
+"""The op list of a rank as it grows, with the two rules of sums: an update that is owed is added exactly once, and one
+that ranks have parts of is summed over them exactly once, before anybody reads it.
 
 The residual stream is the buffer `x`. A stage writes its output to `update` and *owes* it: the next norm adds it to `x`
-before it reads (`Norm.add`), so the sum costs no op of its own.
+before it reads (`Norm.add`), so the addition costs no op of its own. In the tensor layout (`divided`) each rank's
+output is a partial one, and `owe` completes it: `SumRows`, then whatever changes the sum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from backends.base import AddGated, Buffer, KvLayer, LinearPart, Norm, Op, Scale, StateLayer
+from backends.base import (
+    AddGated,
+    Buffer,
+    KvLayer,
+    Linear,
+    LinearPart,
+    Norm,
+    Op,
+    Scale,
+    StateLayer,
+    SumRows,
+    Weight,
+    Zero,
+)
 from homeserve.models.stages import Stage, UpdateKind
 from homeserve.models.tensors import TensorSource
+
+
+def held(weight: Weight | None) -> Weight | None:
+    """None for a weight of which this rank holds nothing."""
+    return weight if weight is not None and weight.rows * weight.cols else None
 
 
 class OpList:
@@ -37,6 +57,11 @@ class OpList:
     def hidden(self) -> int:
         return self.x.width
 
+    @property
+    def divided(self) -> bool:
+        """Whether this rank has a part of every layer."""
+        return self.source.ranks > 1
+
     def add(self, op: Op) -> None:
         self.ops.append(op)
 
@@ -59,10 +84,13 @@ class OpList:
         """Where the stage leaves its output."""
         return self.held if stage.update.kind is UpdateKind.HOLD else self.update
 
-    def owe(self, stage: Stage, names: Mapping[str, str], post_norm: str) -> None:
-        """The stage is done, its output in `target`: normalised here where it declares so, then owed; or added here
-        where the residual takes a factor. One that waits is joined by the next stage's."""
+    def owe(self, stage: Stage, names: Mapping[str, str], post_norm: str, summed: str = "") -> None:
+        """The stage is done, its output in `target`: summed over the ranks under the label `summed` ("": each has the
+        whole), normalised here where it declares so, then owed; or added here where the residual takes a factor. One
+        that waits is joined by the next stage's."""
         target = self.target(stage)
+        if self.divided and summed:
+            self.add(SumRows(target, summed))
         if stage.update.post_norm_eps:
             self._norm_behind(target, names[post_norm], stage.update.post_norm_eps)
         if stage.update.kind is UpdateKind.HOLD:
@@ -83,10 +111,25 @@ class OpList:
         owed, self.owed = self.owed, None
         return owed
 
-    def part(self, names: Mapping[str, str], role: str, cols: int, out: Buffer, biased: bool = False) -> LinearPart:
-        weight = self.source.take(names[role], out.width, cols)
-        bias = self.source.take(names[f"{role}.bias"], 1, out.width) if biased else None
-        return LinearPart(weight, out, bias)
+    def part(
+        self, names: Mapping[str, str], role: str, rows: int, cols: int, out: Buffer, biased: bool = False
+    ) -> LinearPart:
+        """A matrix that must be `[rows, cols]`, and its bias, as far as this rank holds them."""
+        weight = self.source.take(names[role], rows, cols)
+        bias = self.source.take(names[f"{role}.bias"], 1, rows) if biased else None
+        return LinearPart(weight, out, held(bias))
+
+    def linear(self, src: Buffer, *parts: LinearPart) -> None:
+        """The matrices of which this rank has something."""
+        if here := tuple(part for part in parts if held(part.weight)):
+            self.add(Linear(src, here))
+
+    def project(
+        self, src: Buffer, names: Mapping[str, str], role: str, cols: int, out: Buffer, biased: bool = False
+    ) -> None:
+        """From a stage's inner columns, `cols` on all ranks together, to its output. A rank without one adds 0."""
+        part = self.part(names, role, self.hidden, cols, out, biased)
+        self.add(Linear(src, (part,)) if src.width else Zero(out))
 
     def stream(self) -> tuple[Buffer, ...]:
         """What travels to the next rank: the residual, and the update that is complete and not yet added."""

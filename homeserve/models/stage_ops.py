@@ -1,12 +1,25 @@
 """One function for each stage kind: the declared stage becomes ops that read `normed` and leave their sum in `update`.
 
 Tensors come by role (`Family.tensor_names`); a projection may lie in a tensor of its own or as rows of a fused one.
+
+In the tensor layout the same functions build a rank's part. What a tensor's part is, the `TensorSource` knows; a stage
+asks it how wide the inner buffers are (heads, columns, experts), names the whole shapes, and projects what it has into
+`update`, a partial sum that `OpList.owe` completes. So a stage is written once:
+
+    inner width   own_cols(the matrix into the sum)      the whole one, where nothing is divided
+    in            linear(normed, parts by rows)          parts of which nothing is held fall away
+    out           project(inner, matrix by columns)      Zero, where the rank has no inner column
+    end           owe(..., label)                        SumRows, then norms behind the sum
+
+Attention is more: q, k and v of all ranks are gathered, each rank attends with all heads over the rows that it keeps,
+and gets its own heads back when the ranks merge.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from backends.base import (
     AddGated,
@@ -15,21 +28,26 @@ from backends.base import (
     EmbedRows,
     ExpertMatrix,
     GatedActivation,
+    GatherPart,
+    GatherRows,
     KvLayer,
     Linear,
     LinearPart,
+    MergeAttention,
     Norm,
     Rope,
     RopeStore,
     Routing,
     StateLayer,
     Weight,
+    Zero,
 )
 from backends.base import Attention as AttentionOp
 from backends.base import Experts as ExpertsOp
 from homeserve.errors import UnsupportedModel
+from homeserve.layouts.partition import Run
 from homeserve.models.config import TOKEN_INPUT
-from homeserve.models.op_list import OpList
+from homeserve.models.op_list import OpList, held
 from homeserve.models.stages import Attention, Dense, Experts, GatedDeltaNet, SharedExpert, TokenInput, UpdateKind
 
 Names = Mapping[str, str]
@@ -37,16 +55,13 @@ Names = Mapping[str, str]
 
 def attention(out: OpList, stage: Attention, layer: int, names: Names, rope: Rope | None) -> None:
     q = out.buffer("q", stage.heads * stage.q_step)
-    mixed = out.buffer("mixed", stage.heads * stage.head_dim)
     pool_layer = _kv_layer(out, stage, layer)
     out.read(stage, names["attn_norm"])
     k = v = None
     if stage.kv_source is None:
         k = out.buffer("k", stage.kv_heads * stage.head_dim)
         v = out.buffer("v", stage.kv_heads * stage.head_dim)
-        out.add(Linear(out.normed, _qkv(out, stage, names, q, k, v)))
-    else:
-        out.add(Linear(out.normed, (out.part(names, "attn_q", out.hidden, q, stage.q_bias),)))
+    own_q, own_heads = _qkv(out, stage, layer, names, (q, k, v))
     q_norm = out.source.take(names["attn_q_norm"], 1, stage.head_dim) if stage.q_norm else None
     own_k_norm = stage.k_norm and stage.kv_source is None
     k_norm = out.source.take(names["attn_k_norm"], 1, stage.head_dim) if own_k_norm else None
@@ -55,23 +70,35 @@ def attention(out: OpList, stage: Attention, layer: int, names: Names, rope: Rop
     normed = q_norm is not None or k_norm is not None or stage.v_norm
     eps = stage.read.eps if normed else 0.0
     out.add(RopeStore(q, k, v, pool_layer, *sizes, rope, q_step, q_norm, k_norm, eps, stage.v_norm and v is not None))
-    sinks = out.source.take(names["attn_sinks"], 1, stage.heads) if stage.sinks else None
-    out.add(
-        AttentionOp(
-            q,
-            mixed,
-            pool_layer,
-            *sizes,
-            scale=stage.scale,
-            window=stage.window,
-            softcap=stage.softcap,
-            sinks=sinks,
-            q_step=q_step,
-            gated=stage.gated,
-        )
+    sinks = held(out.source.take(names["attn_sinks"], 1, stage.heads)) if stage.sinks else None
+    mixed = out.buffer("mixed", own_heads.size * stage.head_dim)
+    whole = AttentionOp(
+        q,
+        mixed,
+        pool_layer,
+        *sizes,
+        scale=stage.scale,
+        window=stage.window,
+        softcap=stage.softcap,
+        sinks=sinks,
+        q_step=q_step,
+        gated=stage.gated,
     )
-    out.add(Linear(mixed, (out.part(names, "attn_output", mixed.width, out.update, stage.output_bias),)))
-    out.owe(stage, names, "attn_post_norm")
+    out.add(_over_own_rows(out, whole) if out.divided else whole)
+    if out.divided:
+        gate = own_q if stage.gated and own_heads.size else None
+        partial = out.buffer("partial", stage.heads * (stage.head_dim + 1))
+        merged = (stage.heads, stage.head_dim, own_heads.first, own_heads.size, f"merge {layer}")
+        out.add(MergeAttention(partial, mixed, *merged, sinks, gate))
+    inner = stage.heads * stage.head_dim
+    out.project(mixed, names, "attn_output", inner, out.update, stage.output_bias)
+    out.owe(stage, names, "attn_post_norm", f"attention {layer}")
+
+
+def _over_own_rows(out: OpList, whole: AttentionOp) -> AttentionOp:
+    """The attention of all heads over the rows that this rank keeps. Sinks and gates come in when ranks merge."""
+    partial = out.buffer("partial", whole.heads * (whole.head_dim + 1))
+    return replace(whole, out=partial, sinks=None, gated=False, partial=True)
 
 
 def _kv_layer(out: OpList, stage: Attention, layer: int) -> int:
@@ -88,66 +115,104 @@ def _kv_layer(out: OpList, stage: Attention, layer: int) -> int:
     return out.kv_index[stage.kv_source]
 
 
-def _qkv(out: OpList, stage: Attention, names: Names, q: Buffer, k: Buffer, v: Buffer) -> tuple[LinearPart, ...]:
-    """The three projections, from tensors of their own or as row ranges of a fused one (rows q | k | v)."""
-    source, fused_bias = out.source, names["attn_qkv.bias"]
-    rows = q.width + k.width + v.width
-    parts, first = [], 0
-    v_role = "attn_k" if stage.v_from_k else "attn_v"
-    for role, to, biased in (("attn_q", q, stage.q_bias), ("attn_k", k, stage.k_bias), (v_role, v, stage.v_bias)):
+def _qkv(
+    out: OpList, stage: Attention, layer: int, names: Names, whole: tuple[Buffer, Buffer | None, Buffer | None]
+) -> tuple[Buffer, Run]:
+    """The three projections (q alone where K and V are another layer's), from tensors of their own or as row ranges of
+    a fused one (rows q | k | v). What a rank computes of them is gathered from all ranks, but where each has computed
+    all of it. Gives what this rank has of q, and its query heads."""
+    roles = ("attn_q", "attn_k", "attn_k" if stage.v_from_k else "attn_v")
+    biased = (stage.q_bias, stage.k_bias, stage.v_bias)
+    parts, gathered, first = [], [], 0
+    rows = sum(to.width for to in whole if to is not None)
+    for name, role, to, bias in zip("qkv", roles, whole, biased, strict=True):
+        if to is None:
+            continue
         end = first + to.width
-        if source.has(names[role]) or not source.has(names["attn_qkv"]):
-            weight = source.take(names[role], to.width, out.hidden)
-        else:
-            weight = source.take_rows(names["attn_qkv"], first, end, rows, out.hidden)
-        bias: Weight | None = None
-        if biased and source.has(fused_bias):
-            bias = source.take_span(fused_bias, first, end, rows)
-        elif biased:
-            bias = source.take(names[f"{role}.bias"], 1, to.width)
-        parts.append(LinearPart(weight, to, bias))
+        widths = _widths(out, names, role, first, end)
+        own = to if widths is None else out.buffer(f"own_{name}", widths[out.source.rank])
+        parts.append(_projection(out, names, role, (first, end, rows), own, bias))
+        if widths is not None:
+            gathered.append(GatherPart(own, to, widths))
         first = end
-    return tuple(parts)
+    out.linear(out.normed, *parts)
+    if not gathered:
+        return whole[0], Run(0, stage.heads)
+    out.add(GatherRows(tuple(gathered), f"qkv {layer}"))
+    before = sum(gathered[0].widths[: out.source.rank])
+    return gathered[0].src, Run(before // stage.q_step, (before + gathered[0].src.width) // stage.q_step)
+
+
+def _is_fused(out: OpList, names: Names, role: str) -> bool:
+    return not out.source.has(names[role]) and out.source.has(names["attn_qkv"])
+
+
+def _widths(out: OpList, names: Names, role: str, first: int, end: int) -> tuple[int, ...] | None:
+    """How wide each rank's part of a projection is; None: as wide as the projection."""
+    if _is_fused(out, names, role):
+        return out.source.rows_by_rank(names["attn_qkv"], first, end)
+    return out.source.rows_by_rank(names[role], 0, end - first)
+
+
+def _projection(
+    out: OpList, names: Names, role: str, place: tuple[int, int, int], to: Buffer, biased: bool
+) -> LinearPart:
+    """`place` (first row, end, all rows) is that in a fused tensor."""
+    source, fused_bias = out.source, names["attn_qkv.bias"]
+    first, end, rows = place
+    if _is_fused(out, names, role):
+        weight = source.take_rows(names["attn_qkv"], first, end, rows, out.hidden)
+    else:
+        weight = source.take(names[role], end - first, out.hidden)
+    bias: Weight | None = None
+    if biased and source.has(fused_bias):
+        bias = source.take_span(fused_bias, first, end, rows)
+    elif biased:
+        bias = source.take(names[f"{role}.bias"], 1, end - first)
+    return LinearPart(weight, to, held(bias))
 
 
 # --------------------------------------------------------------------------------------------------------- delta nets
 
 
-def delta_net(out: OpList, stage: GatedDeltaNet, names: Names) -> None:
-    mixed = out.buffer("delta_in", stage.channels)
-    z = out.buffer("delta_z", stage.value_heads * stage.value_dim)
-    beta, alpha = (out.buffer(name, stage.value_heads) for name in ("delta_beta", "delta_alpha"))
-    result = out.buffer("delta_out", z.width)
-    state_layer = len(out.state_layers)
-    out.state_layers.append(StateLayer(stage.channels, stage.kernel, stage.value_heads, stage.key_dim, stage.value_dim))
+def delta_net(out: OpList, stage: GatedDeltaNet, layer: int, names: Names) -> None:
+    take, value_dim = out.source.take, stage.value_dim
+    conv = take(names["ssm_conv1d"], stage.channels, stage.kernel)
+    values = out.source.own_cols(names["ssm_out"], stage.value_heads * value_dim)
+    heads = values // value_dim
+    mixed = out.buffer("delta_in", conv.rows)
+    z = out.buffer("delta_z", values)
+    beta, alpha = (out.buffer(name, heads) for name in ("delta_beta", "delta_alpha"))
+    result = out.buffer("delta_out", values)
     out.read(stage, names["attn_norm"])
     weights = (*_delta_in(out, stage, names), *_delta_gates(out, stage, names))
     buffers = (mixed, z, beta, alpha)
-    out.add(Linear(out.normed, tuple(LinearPart(weight, to) for weight, to in zip(weights, buffers, strict=True))))
-    take = out.source.take
-    out.add(
-        DeltaNet(
-            mixed,
-            z,
-            beta,
-            alpha,
-            result,
-            state_layer,
-            conv=take(names["ssm_conv1d"], stage.channels, stage.kernel),
-            dt_bias=take(names["ssm_dt"], 1, stage.value_heads),
-            a=take(names["ssm_a"], 1, stage.value_heads),
-            norm=take(names["ssm_norm"], 1, stage.value_dim),
-            key_heads=stage.key_heads,
-            value_heads=stage.value_heads,
-            key_dim=stage.key_dim,
-            value_dim=stage.value_dim,
-            kernel=stage.kernel,
-            eps=stage.read.eps,
-            tiled=stage.tiled,
+    out.linear(out.normed, *(LinearPart(weight, to) for weight, to in zip(weights, buffers, strict=True)))
+    if heads:
+        out.state_layers.append(StateLayer(conv.rows, stage.kernel, heads, stage.key_dim, value_dim))
+        out.add(
+            DeltaNet(
+                mixed,
+                z,
+                beta,
+                alpha,
+                result,
+                len(out.state_layers) - 1,
+                conv=conv,
+                dt_bias=take(names["ssm_dt"], 1, stage.value_heads),
+                a=take(names["ssm_a"], 1, stage.value_heads),
+                norm=take(names["ssm_norm"], 1, value_dim),
+                key_heads=heads * stage.key_heads // stage.value_heads,
+                value_heads=heads,
+                key_dim=stage.key_dim,
+                value_dim=value_dim,
+                kernel=stage.kernel,
+                eps=stage.read.eps,
+                tiled=stage.tiled,
+            )
         )
-    )
-    out.add(Linear(result, (out.part(names, "ssm_out", result.width, out.update),)))
-    out.owe(stage, names, "attn_post_norm")
+    out.project(result, names, "ssm_out", stage.value_heads * value_dim, out.update)
+    out.owe(stage, names, "attn_post_norm", f"delta {layer}")
 
 
 def _delta_in(out: OpList, stage: GatedDeltaNet, names: Names) -> tuple[Weight, Weight]:
@@ -205,38 +270,58 @@ def _tiled(rows: list[int], stage: GatedDeltaNet, width: int) -> list[int]:
 # ------------------------------------------------------------------------------------------------------- feed-forwards
 
 
-def dense(out: OpList, stage: Dense, names: Names) -> None:
-    gate, up, act = (out.buffer(name, stage.width) for name in ("gate", "up", "act"))
+def dense(out: OpList, stage: Dense, layer: int, names: Names) -> None:
+    own = out.source.own_cols(names["ffn_down"], stage.width)
+    gate, up, act = (out.buffer(name, own) for name in ("gate", "up", "act"))
     out.read(stage, names["ffn_norm"])
-    parts = (
-        out.part(names, "ffn_gate", out.hidden, gate, stage.gate_bias),
-        out.part(names, "ffn_up", out.hidden, up, stage.up_bias),
+    out.linear(
+        out.normed,
+        out.part(names, "ffn_gate", stage.width, out.hidden, gate, stage.gate_bias),
+        out.part(names, "ffn_up", stage.width, out.hidden, up, stage.up_bias),
     )
-    out.add(Linear(out.normed, parts))
-    out.add(GatedActivation(gate, up, act, kind=stage.activation.value))
-    out.add(Linear(act, (out.part(names, "ffn_down", stage.width, out.target(stage), stage.down_bias),)))
-    out.owe(stage, names, "ffn_post_norm")
+    if own:
+        out.add(GatedActivation(gate, up, act, kind=stage.activation.value))
+    out.project(act, names, "ffn_down", stage.width, out.target(stage), stage.down_bias)
+    out.owe(stage, names, "ffn_post_norm", f"dense {layer}")
 
 
-def experts(out: OpList, stage: Experts, names: Names) -> None:
-    router, shared_logit = out.buffer("router", stage.count), None
+def experts(out: OpList, stage: Experts, layer: int, names: Names) -> None:
     # Beside another feed-forward they have norms of their own.
     norms = "ffn_experts" if stage.update.kind is UpdateKind.JOIN else "ffn"
     out.read(stage, names[f"{norms}_norm"])
-    routed = [out.part(names, "ffn_gate_inp", out.hidden, router, stage.router_bias)]
+    router, shared_logit = out.buffer("router", stage.count), None
+    routed = [out.part(names, "ffn_gate_inp", stage.count, out.hidden, router, stage.router_bias)]
     if stage.shared is not None and stage.shared.gated:
         shared_logit = out.buffer("shared_logit", 1)
-        routed.append(out.part(names, "ffn_gate_inp_shexp", out.hidden, shared_logit))
+        routed.append(out.part(names, "ffn_gate_inp_shexp", 1, out.hidden, shared_logit))
     out.add(Linear(_router_input(out, stage, names), tuple(routed)))
     selection = out.source.take(names["exp_probs_b"], 1, stage.count) if stage.selection_bias else None
     gains = out.source.take(names["ffn_down_exps.scale"], 1, stage.count) if stage.gains else None
     routing = Routing(stage.count, stage.used, stage.func.value, stage.normalise, stage.scale, selection, gains)
-    gate, up = _gate_and_up(out, stage, names)
-    down = _expert_matrix(out, names, "ffn_down_exps", stage.count, out.hidden, stage.width, stage.down_bias)
-    out.add(ExpertsOp(out.normed, router, out.update, routing, gate, up, down, kind=stage.activation.value))
+    some, width = _held_experts(out, stage, names)
+    here = stage.count if some is None else some[1] - some[0]
+    if here and width:
+        gate, up = _gate_and_up(out, stage, names, here, width)
+        sizes = (stage.count, out.hidden, stage.width)
+        down = _expert_matrix(out, names, "ffn_down_exps", here, sizes, stage.down_bias)
+        kind = stage.activation.value
+        out.add(ExpertsOp(out.normed, router, out.update, routing, gate, up, down, kind=kind, held=some))
+    else:
+        out.add(Zero(out.update))
     if stage.shared is not None:
         _shared_expert(out, stage, stage.shared, names, shared_logit)
-    out.owe(stage, names, f"{norms}_post_norm")
+    out.owe(stage, names, f"{norms}_post_norm", f"experts {layer}")
+
+
+def _held_experts(out: OpList, stage: Experts, names: Names) -> tuple[tuple[int, int] | None, int]:
+    """Which experts this rank holds (None: all), and how many columns of each."""
+    down, rows = names["ffn_down_exps"], stage.count * out.hidden
+    by_rank = out.source.rows_by_rank(down, 0, rows)
+    width = out.source.own_cols(down, stage.width)
+    if by_rank is None or all(own in (0, rows) for own in by_rank):
+        return None, width
+    first = sum(by_rank[: out.source.rank]) // out.hidden
+    return (first, first + by_rank[out.source.rank] // out.hidden), width
 
 
 def _router_input(out: OpList, stage: Experts, names: Names) -> Buffer:
@@ -251,40 +336,45 @@ def _router_input(out: OpList, stage: Experts, names: Names) -> Buffer:
 
 
 def _shared_expert(out: OpList, stage: Experts, shared: SharedExpert, names: Names, logit: Buffer | None) -> None:
-    gate, up, act = (out.buffer(name, shared.width) for name in ("shared_gate", "shared_up", "shared_act"))
+    own = out.source.own_cols(names["ffn_down_shexp"], shared.width)
+    gate, up, act = (out.buffer(name, own) for name in ("shared_gate", "shared_up", "shared_act"))
     result = out.buffer("shared_out", out.hidden)
-    parts = (
-        out.part(names, "ffn_gate_shexp", out.hidden, gate),
-        out.part(names, "ffn_up_shexp", out.hidden, up),
+    out.linear(
+        out.normed,
+        out.part(names, "ffn_gate_shexp", shared.width, out.hidden, gate),
+        out.part(names, "ffn_up_shexp", shared.width, out.hidden, up),
     )
-    out.add(Linear(out.normed, parts))
-    out.add(GatedActivation(gate, up, act, kind=stage.activation.value))
-    out.add(Linear(act, (out.part(names, "ffn_down_shexp", shared.width, result),)))
-    out.add(AddGated(result, out.update, logit))
+    down = out.part(names, "ffn_down_shexp", out.hidden, shared.width, result)
+    if own:
+        out.add(GatedActivation(gate, up, act, kind=stage.activation.value))
+        out.add(Linear(act, (down,)))
+        out.add(AddGated(result, out.update, logit))
 
 
-def _gate_and_up(out: OpList, stage: Experts, names: Names) -> tuple[ExpertMatrix, ExpertMatrix]:
+def _gate_and_up(out: OpList, stage: Experts, names: Names, here: int, width: int) -> tuple[ExpertMatrix, ExpertMatrix]:
     """Two tensors, or one that holds each expert's gate rows and, behind them, its up rows."""
     source, fused = out.source, names["ffn_gate_up_exps"]
     if source.has(names["ffn_gate_exps"]) or not source.has(fused):
         sizes = (stage.count, stage.width, out.hidden)
         return (
-            _expert_matrix(out, names, "ffn_gate_exps", *sizes, stage.gate_bias),
-            _expert_matrix(out, names, "ffn_up_exps", *sizes, stage.up_bias),
+            _expert_matrix(out, names, "ffn_gate_exps", here, sizes, stage.gate_bias),
+            _expert_matrix(out, names, "ffn_up_exps", here, sizes, stage.up_bias),
         )
-    whole = _expert_matrix(
-        out, names, "ffn_gate_up_exps", stage.count, 2 * stage.width, out.hidden, stage.gate_bias and stage.up_bias
-    )
-    gate, up = (ExpertMatrix(whole.weight, stage.width, whole.pitch, first, whole.bias) for first in (0, stage.width))
+    sizes = (stage.count, 2 * stage.width, out.hidden)
+    whole = _expert_matrix(out, names, "ffn_gate_up_exps", here, sizes, stage.gate_bias and stage.up_bias)
+    gate, up = (ExpertMatrix(whole.weight, width, whole.pitch, first, whole.bias) for first in (0, width))
     return gate, up
 
 
 def _expert_matrix(
-    out: OpList, names: Names, role: str, count: int, height: int, cols: int, biased: bool
+    out: OpList, names: Names, role: str, here: int, sizes: tuple[int, int, int], biased: bool
 ) -> ExpertMatrix:
-    weight = out.source.take(names[role], count * height, cols)
+    """`sizes` (count, height, cols) are those of all experts; `here` are as many, or some rows or columns of each."""
+    count, height, cols = sizes
+    weight = out.source.take(names[role], count * height, cols, stack=count)
     bias = out.source.take_flat(names[f"{role}.bias"], count, height) if biased else None
-    return ExpertMatrix(weight, height, height, bias=bias)
+    own = weight.rows // here
+    return ExpertMatrix(weight, own, own, bias=held(bias))
 
 
 # ------------------------------------------------------------------------------------------------- inputs by token
@@ -301,7 +391,7 @@ def token_input(out: OpList, stage: TokenInput, names: Names, vocab: int) -> Non
     out.add(EmbedRows(own_columns, told, math.sqrt(stage.width)))
     out.add(AddGated(told, mixed))
     out.settle_here()
-    out.add(Linear(out.x, (out.part(names, "inp_gate", out.hidden, gate),)))
+    out.add(Linear(out.x, (out.part(names, "inp_gate", stage.width, out.hidden, gate),)))
     out.add(GatedActivation(gate, mixed, act, kind=stage.activation.value))
-    out.add(Linear(act, (out.part(names, "proj", stage.width, out.update),)))
+    out.project(act, names, "proj", stage.width, out.update)
     out.owe(stage, names, "token_post_norm")

@@ -7,12 +7,12 @@
     dense        gate, up by columns of the down projection     ffn_down                  norms
     experts      by expert, or by columns where a down          ffn_down_exps             router, norms
                  projection has at least 8 blocks of them
-    by token     gate by columns                                proj                      norms
+    by token                                                                              all of it
 
-Each stage leaves one partial sum on each rank; a bias behind it is added once, so one rank holds it. Where a rank has
-no unit of a family it holds nothing of the role. In a fused tensor each projection is cut at its place. Shards of
-attention count query heads: a KV head may lie on another rank than the query heads that read it, because the K and V of
-new tokens are gathered anyway.
+Each stage but the last leaves one partial sum on each rank; a bias behind it is added once, so one rank holds it. Where
+a rank has no unit of a family it holds nothing of the role. In a fused tensor each projection is cut at its place.
+Shards of attention count query heads: a KV head may lie on another rank than the query heads that read it, because the
+K and V of new tokens are gathered anyway.
 
 Value heads follow their key heads. In the tiled order value head h goes with key head h mod n, so that the value heads
 of key heads [a, b) are one run in each tile:
@@ -46,6 +46,8 @@ from homeserve.models.config import OUTPUT, OUTPUT_BIAS, OUTPUT_NORM, ROPE_FREQS
 from homeserve.models.stages import Attention, Dense, Experts, GatedDeltaNet, Stage, TokenInput
 
 FIELD = "weight_vector"
+QUERY_HEADS, KV_HEADS, KEY_HEADS, COLUMNS, SHARED, EXPERTS = "query", "kv", "key", "columns", "shared", "experts"
+"""Names of a stage's partitions. Without one of KV heads every rank has all of them."""
 _FLOAT_BYTES = 4
 _VECTORS = frozenset({"attn_sinks", "ssm_dt", "ssm_a"})
 """Roles of vectors with a number for each head; biases are vectors, too."""
@@ -54,11 +56,16 @@ _COPIED_ROLES = frozenset({"layer_output_scale", "ffn_gate_inp_shexp", "exp_prob
 
 @dataclass
 class LayerShards:
-    """Of one layer: the split of each role, the partitions they come from, the states of its delta net."""
+    """Of one layer: the split of each role, the partitions that they come from (`stages[i]` are those of stage i, by
+    name), the states of its delta net."""
 
     splits: dict[str, Split] = field(default_factory=dict)
-    partitions: list[Partition] = field(default_factory=list)
+    stages: list[dict[str, Partition]] = field(default_factory=list)
     state: StateForm | None = None
+
+    @property
+    def partitions(self) -> list[Partition]:
+        return [partition for stage in self.stages for partition in stage.values()]
 
 
 def layer_shards(stages: Sequence[Stage], present: Mapping[str, TensorForm], vector: Sequence[int]) -> LayerShards:
@@ -69,30 +76,31 @@ def layer_shards(stages: Sequence[Stage], present: Mapping[str, TensorForm], vec
     """
     build = _Build(present, checked_vector(vector, FIELD))
     for stage in stages:
+        build.out.stages.append({})
         match stage:
             case Attention():
                 build.attention(stage)
             case GatedDeltaNet():
                 build.delta_net(stage)
             case Dense():
-                build.dense(stage.width, "ffn_gate", "ffn_up", "ffn_down")
+                build.dense(COLUMNS, stage.width, "ffn_gate", "ffn_up", "ffn_down")
             case Experts():
                 build.experts(stage)
             case TokenInput():
-                build.dense(stage.width, "inp_gate", "inp_gate", "proj")
+                build.whole("inp_gate", "proj")
     return build.finish()
 
 
 def model_shards(present: Mapping[str, TensorForm], vector: Sequence[int]) -> Mapping[str, Split]:
-    """Of the tensors beside the layers, by their names: head and tables by rows of the vocabulary, the others on every
-    rank. (Rows of tables are looked up in the host's copy, whole; a shard of the embedding is for a tied head.)"""
+    """Of the tensors beside the layers, by their names: head and embedding by rows of the vocabulary, the others on
+    every rank."""
     vector = checked_vector(vector, FIELD)
     found: dict[str, Split] = {}
     for name, form in present.items():
-        if name in (TOKEN_EMBD, TOKEN_INPUT[0], OUTPUT, OUTPUT_BIAS):
+        if name in (TOKEN_EMBD, OUTPUT, OUTPUT_BIAS):
             rows = partition.vocabulary(form.cols if name == OUTPUT_BIAS else form.rows, vector)
             found[name] = along(form, [(run,) for run in rows.runs], vector=name == OUTPUT_BIAS)
-        elif name in (OUTPUT_NORM, ROPE_FREQS, *TOKEN_INPUT[1:]):
+        elif name in (OUTPUT_NORM, ROPE_FREQS, *TOKEN_INPUT):
             found[name] = copied(form, len(vector))
         else:
             raise UnsupportedModel(f"the tensor layout does not know how to divide {name}", field=name)
@@ -134,7 +142,7 @@ class _Build:
 
     def attention(self, stage: Attention) -> None:
         heads = partition.query_heads(stage.heads, stage.head_dim, self._block("attn_output"), self.vector)
-        self.out.partitions.append(heads)
+        self._by(QUERY_HEADS, heads)
         queries = _each(heads, stage.q_step)
         self._along("attn_q", queries)
         self._along("attn_sinks", _each(heads, 1))
@@ -143,7 +151,7 @@ class _Build:
             return
         kv_heads = partition.kv_heads(stage.kv_heads, self.vector)
         if kv_heads is not None:
-            self.out.partitions.append(kv_heads)
+            self._by(KV_HEADS, kv_heads)
         width = stage.kv_heads * stage.head_dim
         for role in ("attn_k", "attn_v"):
             self._kv(role, stage.head_dim, kv_heads, (0,), width)
@@ -171,7 +179,7 @@ class _Build:
         share = stage.value_heads // stage.key_heads
         block = self._block("ssm_out")
         keys = partition.key_heads(stage.key_heads, share, stage.value_dim, stage.tiled, block, self.vector)
-        self.out.partitions.append(keys)
+        self._by(KEY_HEADS, keys)
         heads = [value_heads(run, stage) for run in keys.runs]
         channels = [_channels(run, own, stage) for run, own in zip(keys.runs, heads, strict=True)]
         values = [[run.times(stage.value_dim) for run in own] for own in heads]
@@ -193,18 +201,24 @@ class _Build:
 
     # ------------------------------------------------------------------------------------------------- feed-forwards
 
-    def dense(self, width: int, gate: str, up: str, down: str) -> None:
+    def whole(self, *roles: str) -> None:
+        """The same on every rank."""
+        for role in roles:
+            if (form := self.present.get(role)) is not None:
+                self.out.splits[role] = copied(form, self.ranks)
+
+    def dense(self, name: str, width: int, gate: str, up: str, down: str) -> None:
         columns = partition.ffn_columns(width, self._block(down), self.vector)
-        self.out.partitions.append(columns)
-        for role in dict.fromkeys((gate, up)):
+        self._by(name, columns)
+        for role in (gate, up):
             self._along(role, _each(columns, 1))
         self._columns(down, _each(columns, 1), columns)
 
     def experts(self, stage: Experts) -> None:
         if stage.shared is not None:
-            self.dense(stage.shared.width, "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
+            self.dense(SHARED, stage.shared.width, "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
         own = partition.experts(stage.count, stage.width, self._block("ffn_down_exps"), self.vector)
-        self.out.partitions.append(own)
+        self._by(EXPERTS, own)
         if own.family == "experts":
             self._experts_whole(stage, own)
         else:
@@ -228,6 +242,9 @@ class _Build:
         self._columns("ffn_down_exps", _each(columns, 1), columns)
 
     # ------------------------------------------------------------------------------------------------------- details
+
+    def _by(self, name: str, partition: Partition) -> None:
+        self.out.stages[-1][name] = partition
 
     def _block(self, role: str) -> int:
         form = self.present.get(role)

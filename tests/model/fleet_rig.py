@@ -1,0 +1,139 @@
+"""A fleet of ranks in one process, driven batch by batch as their workers would be: in either layout, on any vectors.
+
+Every rank binds its own share on a backend of its own and exchanges over a paper wire, so a list in which two ranks
+miss each other ends at once. KV pages lie where the owner rule of the token vector says; rows of others go into the
+padding page.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from ranks import Group, on_paper
+
+from backends.base import PAGE_LEN, Batch, Limits, Op, OpenOptions, StatePool, TensorView
+from backends.quant import QuantType
+from backends.reference.backend import ReferenceBackend
+from homeserve.layouts.cut import cut_by_ratio
+from homeserve.layouts.owner import OwnerRule, group_rows
+from homeserve.layouts.share import Share
+from homeserve.models.bind import Bound, bind
+from homeserve.models.config import ModelConfig, settle
+from homeserve.models.family import Family
+from homeserve.models.stages import Attention
+
+LANES, LANE_PAGES, ROWS = 4, 8, 64
+Piece = tuple[int, int, Sequence[int]]
+"""Lane, first position, tokens."""
+
+
+def kv_sources(family: Family, config: ModelConfig) -> dict[int, int]:
+    """Layers that read the K and V of another one."""
+    stages = ((layer, stage) for layer in range(config.layers) for stage in family.stage_facts(config, layer))
+    return {at: s.kv_source for at, s in stages if isinstance(s, Attention) and s.kv_source is not None}
+
+
+def shares_of(
+    layout: str, ratio: Sequence[int], family: Family, config: ModelConfig, tensors: Mapping[str, TensorView]
+) -> list[Share | None]:
+    """One for each number of `ratio`: layers in proportion to it, or parts of every layer."""
+    if len(ratio) == 1:
+        return [None]
+    if layout == "tensor":
+        return [Share.tensor(rank, ratio) for rank in range(len(ratio))]
+    known = settle(config, tensors.keys())
+    whole = np.gcd.reduce(ratio)
+    cut = cut_by_ratio(_few(ratio, known.layers, int(whole)), known.layers, kv_sources(family, known))
+    return [Share.pipeline(rank, [(run.first, run.end) for run in cut.ranges]) for rank in range(len(ratio))]
+
+
+def _few(ratio: Sequence[int], layers: int, divisor: int) -> Sequence[int]:
+    """Numbers whose sum is no larger than `layers`, in about the same proportions."""
+    reduced = [entry // divisor for entry in ratio]
+    while sum(reduced) > layers:
+        reduced = [max(1, entry // 2) for entry in reduced]
+    return reduced
+
+
+@dataclass
+class Fleet:
+    """`ratio` is the pipeline ratio or the weight vector. `change` may replace a rank's ops before they run."""
+
+    family: Family
+    config: ModelConfig
+    tensors: Mapping[str, TensorView]
+    layout: str = "pipeline"
+    ratio: Sequence[int] = (1,)
+    token_vector: Sequence[int] = ()
+    change: Callable[[int, tuple[Op, ...]], Sequence[Op]] = lambda rank, ops: ops
+    bounds: list[Bound] = field(default_factory=list)
+    seq: int = 0
+
+    def __post_init__(self) -> None:
+        shares = shares_of(self.layout, self.ratio, self.family, self.config, self.tensors)
+        self.bounds = [bind(self.family, self.config, self.tensors, share) for share in shares]
+        self.group: Group = on_paper(len(shares))
+        vector = self.token_vector if self.layout == "tensor" and len(shares) > 1 else (1,)
+        self.rule = OwnerRule.of(vector)
+        groups = 1 + len(self.bounds[0].windows)
+        pages = LANES * LANE_PAGES
+        self.rows = group_rows([pages * PAGE_LEN] * groups, self.rule)
+        self.programs = [self._program(rank, bound) for rank, bound in enumerate(self.bounds)]
+        self.states = np.arange(LANES, dtype=np.int32)[::-1].copy()
+        rng = np.random.default_rng(11)
+        self.tables = np.stack([rng.permutation(pages).reshape(LANES, LANE_PAGES) for _ in range(groups)])
+
+    def _program(self, rank: int, bound: Bound) -> object:
+        own = [group.tensor_rows[self._place(rank)] for group in self.rows]
+        return ReferenceBackend(OpenOptions()).bind(
+            tuple(self.change(rank, bound.ops)),
+            bound.weights,
+            bound.kv_pool(own[0], QuantType.F32, own[1:]),
+            Limits(rows=ROWS, logit_rows=ROWS, lanes=LANES, lane_pages=LANE_PAGES),
+            lambda *_: None,
+            StatePool(bound.state_layers, LANES if bound.state_layers else 0),
+            self.group.acts[rank] if len(self.bounds) > 1 else None,
+        )
+
+    def _place(self, rank: int) -> int:
+        return rank if self.rule.ranks > 1 else 0
+
+    def run(self, pieces: Sequence[Piece], wanted: Sequence[int] | None = None) -> np.ndarray:
+        """Logits of rows `wanted` (all by default) of one batch, as the last rank has them."""
+        lanes = np.concatenate([np.full(len(tokens), lane, np.int32) for lane, _, tokens in pieces])
+        positions = np.concatenate([np.arange(at, at + len(tokens), dtype=np.int32) for _, at, tokens in pieces])
+        tokens = np.fromiter(itertools.chain.from_iterable(piece[2] for piece in pieces), np.int32)
+        rows = np.arange(len(tokens)) if wanted is None else np.asarray(wanted)
+        self.seq += 1
+        empty = np.zeros((0, 0), np.int32)
+        whole = Batch(tokens, positions, empty, lanes, empty, rows.astype(np.int32), self.states, 1, self.seq)
+        batches = [self._local(whole, rank) for rank in range(len(self.bounds))]
+        return self.group.run(self.programs, batches)[-1]  # type: ignore[arg-type]
+
+    def _local(self, batch: Batch, rank: int) -> Batch:
+        """The batch as `rank` sees it: its own pages, and the padding page for rows of others."""
+        slots = np.empty((len(self.tables), len(batch.tokens)), np.int32)
+        tables = np.full(self.tables.shape, -1, np.int32)
+        for group, known in enumerate(self.tables):
+            places = [[self.rule.place(int(page) * PAGE_LEN) for page in lane] for lane in known]
+            for lane, row_places in enumerate(places):
+                for at, (owner, row) in enumerate(row_places):
+                    if owner == self._place(rank):
+                        tables[group, lane, at] = row // PAGE_LEN
+            padding = self.rows[group].tensor_padding[self._place(rank)]
+            pages = tables[group][batch.lanes, batch.positions // PAGE_LEN]
+            slots[group] = np.where(pages < 0, padding, pages * PAGE_LEN) + batch.positions % PAGE_LEN
+        return replace(batch, slots=slots, tables=tables)
+
+    def logits(self, ids: Sequence[int], chunk: int = ROWS, lane: int = 0) -> np.ndarray:
+        """Logits after every token, `[len(ids), vocab]`, the prompt cut into chunks of at most `chunk`."""
+        starts = range(0, len(ids), chunk)
+        return np.concatenate([self.run([(lane, at, ids[at : at + chunk])]) for at in starts])
+
+    def owners(self, lane: int, tokens: int) -> set[int]:
+        """Ranks that keep rows of a request of so many tokens, in the group that keeps all."""
+        pages = self.tables[0][lane][: -(-tokens // PAGE_LEN)]
+        return {self.rule.place(int(page) * PAGE_LEN)[0] for page in pages}
