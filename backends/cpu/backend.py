@@ -151,7 +151,7 @@ class CpuProgram:
         recorder = Recorder(plan, addresses, state)
         self._steps, self._parts = recorder.record()
         self._labels, self._collective = recorder.labels, plan.collective
-        groups = [abi.KvGroup(*each) for each in zip(plan.kv.group_slots, plan.kv.group_windows, strict=True)]
+        groups = plan.kv_groups()
         self._kv_groups = (abi.KvGroup * len(groups))(*groups)
         self._record = abi.ProgramRecord(
             steps=self._steps,

@@ -38,6 +38,11 @@ def matrices_of(op: Experts) -> tuple[ExpertMatrix, ExpertMatrix, ExpertMatrix]:
     return op.gate, op.up, op.down
 
 
+def held(op: Experts) -> tuple[int, int]:
+    """Experts [first, end) whose matrices the op has."""
+    return op.held or (0, op.routing.experts)
+
+
 def vectors_of(op: Experts) -> tuple[Weight, ...]:
     """Of the routing: one number for each expert."""
     return tuple(vector for vector in (op.routing.selection, op.routing.gains) if vector is not None)
@@ -53,6 +58,9 @@ def check(op: Experts) -> None:
     experts, used = op.routing.experts, op.routing.used
     if not 0 < used <= experts:
         raise ValueError(f"{used} of {experts} experts cannot be chosen")
+    first, end = held(op)
+    if not 0 <= first < end <= experts:
+        raise ValueError(f"experts {first} to {end} of {experts} cannot be held")
     if op.logits.width != experts:
         raise ValueError(f"logits {op.logits.name} are {op.logits.width} wide for {experts} experts")
     for vector in vectors_of(op):
@@ -60,8 +68,8 @@ def check(op: Experts) -> None:
             raise ValueError(f"{vector.name} is [{vector.rows}, {vector.cols}], want [1, {experts}]")
     for matrix in matrices_of(op):
         weight = matrix.weight
-        if weight.rows != experts * matrix.pitch or not 0 <= matrix.first <= matrix.pitch - matrix.height:
-            raise ValueError(f"{stack_name(matrix)} has {weight.rows} rows for {experts} experts")
+        if weight.rows != (end - first) * matrix.pitch or not 0 <= matrix.first <= matrix.pitch - matrix.height:
+            raise ValueError(f"{stack_name(matrix)} has {weight.rows} rows for {end - first} experts")
         if matrix.bias is not None and (matrix.bias.rows, matrix.bias.cols) != (1, weight.rows):
             raise ValueError(f"{matrix.bias.name} is [{matrix.bias.rows}, {matrix.bias.cols}], want [1, {weight.rows}]")
     inner = op.gate.height
@@ -124,7 +132,7 @@ def record(
             bias=address_of(f"{stack_name(matrix)}.bias") if matrix.bias is not None else None,
         )
 
-    routing = op.routing
+    routing, (first, end) = op.routing, held(op)
     fields = dict(scratch)
     fields["up_out"] = fields["down_out"] = fields.pop("up_or_down_out")
     if not is_packed([op.down.weight], types):
@@ -135,6 +143,8 @@ def record(
         func=abi.ROUTES[routing.func],
         normalise=int(routing.normalise),
         scale=routing.scale,
+        first=first,
+        held=end - first,
         selection=address_of(routing.selection.name) if routing.selection is not None else None,
         gains=address_of(routing.gains.name) if routing.gains is not None else None,
         gate=stack(op.gate),

@@ -210,6 +210,18 @@ class Plan:
         ]
         return max(floats, default=0) * FLOAT_BYTES
 
+    def kv_groups(self) -> list[abi.KvGroup]:
+        """What a batch is checked against in each KV group. Pages may be -1 where no attention reads them all."""
+        partial: dict[int, bool] = {}
+        for op in self.ops:
+            if isinstance(op, Attention):
+                group = self.kv.layers[op.layer].group
+                partial[group] = partial.get(group, True) and op.partial
+        sizes = zip(self.kv.group_slots, self.kv.group_windows, strict=True)
+        return [
+            abi.KvGroup(slots, window, int(partial.get(group, True))) for group, (slots, window) in enumerate(sizes)
+        ]
+
     def kv_layer_bytes(self, layer: int) -> tuple[int, int]:
         """Bytes of one layer's K and V. V rows are padded to 16 dims; Q8_0 has none to pad (`capability`)."""
         shape = self.kv.layers[layer]

@@ -48,11 +48,15 @@ class Form:
 
 
 class Mixture:
-    """A mixture of experts whose inputs and logits are rows of tables."""
+    """A mixture of experts whose inputs and logits are rows of tables; `held`: the matrices are of those alone, cut from
+    the same whole stacks."""
 
-    def __init__(self, form: Form, seed: int = 0, logits: rig.F32 | None = None) -> None:
+    def __init__(
+        self, form: Form, seed: int = 0, logits: rig.F32 | None = None, held: tuple[int, int] | None = None
+    ) -> None:
         random = np.random.default_rng(seed)
         experts = form.routing.experts
+        first, end = held or (0, experts)
         self.views: list[TensorView] = []
 
         def matrices(name: str, kind: str, heights: tuple[int, ...], cols: int) -> list[ExpertMatrix]:
@@ -61,13 +65,16 @@ class Mixture:
             view = replace(view, name=name)
             if kind == "F32":  # of the size that trained ones have
                 view = rig.table_of(name, view.data.view(np.float32).reshape(experts * pitch, cols) / np.sqrt(cols))
-            self.views.append(view)
+            rows = slice(first * pitch, end * pitch)
+            data = view.data.reshape(view.rows, -1)[rows].reshape(-1)
+            self.views.append(replace(view, rows=(end - first) * pitch, data=data))
             bias = None
             if form.biased:
-                bias = Weight(f"{name}.bias", 1, experts * pitch)
-                self.views.append(rig.vector_of(bias.name, random.standard_normal(bias.cols).astype(np.float32)))
+                bias = Weight(f"{name}.bias", 1, (end - first) * pitch)
+                values = random.standard_normal(experts * pitch).astype(np.float32)
+                self.views.append(rig.vector_of(bias.name, values[rows]))
             firsts = [sum(heights[:index]) for index in range(len(heights))]
-            weight = Weight(name, experts * pitch, cols)
+            weight = Weight(name, (end - first) * pitch, cols)
             return [
                 ExpertMatrix(weight, height, pitch, first, bias) for height, first in zip(heights, firsts, strict=True)
             ]
@@ -91,7 +98,7 @@ class Mixture:
         (feed_x, table_x, x), (feed_l, table_l, given) = rig.feed("x", self.x), rig.feed("l", logits)
         self.views += [table_x, table_l]
         self.out = Buffer("out", form.width)
-        self.op = Experts(x, given, self.out, routing, gate, up, down, form.kind)
+        self.op = Experts(x, given, self.out, routing, gate, up, down, form.kind, held)
         self.ops: list[Op] = [feed_x, feed_l, self.op]
 
     def bind(self, level: str, threads: int = 2) -> CpuProgram:
@@ -300,3 +307,41 @@ def test_a_selection_that_is_no_floats_and_a_strange_type_are_named(level: str) 
     strange = replace(mixture.op, kind="relu2")
     with pytest.raises(Unsupported, match="relu2"):
         rig.bind(rig.backend(level), [*mixture.ops[:2], strange], mixture.views)
+
+
+@pytest.mark.parametrize("held", [(0, 3), (3, 8), (5, 6), (0, 8)])
+@pytest.mark.parametrize("kind", ("F32", "MXFP4"))
+def test_a_rank_with_some_of_the_experts_adds_those_alone(level: str, held: tuple[int, int], kind: str) -> None:
+    form = Form(types=(kind, kind, kind), biased=True, selected=True, gained=True, inner=64)
+    Mixture(form, held=held).check(level, 3e-6 if kind == "F32" else 2e-4)
+
+
+def test_rows_without_an_expert_here_are_zero_and_ranks_add_up(level: str) -> None:
+    logits = np.random.default_rng(5).standard_normal((ROWS, 8)).astype(np.float32)
+    logits[::3, 6:] += 9.0
+    form = Form(routing=Routing(8, 2), fused=True)
+    whole = Mixture(form, logits=logits).run(level)
+    parts = [Mixture(form, logits=logits, held=held).run(level) for held in ((0, 6), (6, 8))]
+    assert (parts[0][::3] == 0).all() and not (parts[0][1::3] == 0).all()
+    assert np.allclose(parts[0] + parts[1], whole, rtol=0, atol=3e-6 * np.abs(whole).max())
+    none = Mixture(form, logits=np.where(np.arange(8) > 5, logits + 50, logits), held=(0, 2)).run(level)
+    assert (none == 0).all()
+
+
+def test_with_experts_elsewhere_a_row_keeps_its_bits_in_any_batch(level: str) -> None:
+    mixture = Mixture(Form(types=("Q8_0", "Q8_0", "Q8_0")), held=(2, 7))
+    whole = mixture.run(level)
+    for threads in (1, 3):
+        program = mixture.bind(level, threads)
+        for count in (1, 2, 7, 29):
+            rows = np.arange(ROWS - count, ROWS, dtype=np.int32)
+            got = program.run(replace(rig.plain_batch(count), tokens=rows))
+            assert np.array_equal(rig.bits(got), rig.bits(whole[rows])), (threads, count)
+        program.close()
+
+
+@pytest.mark.parametrize("held", [(3, 3), (-1, 4), (5, 9), (2, 4)])
+def test_a_range_that_the_stacks_are_not_of_is_refused(level: str, held: tuple[int, int]) -> None:
+    mixture = Mixture(Form(), held=(2, 5))
+    with pytest.raises(ValueError, match=r"experts"):
+        rig.bind(rig.backend(level), [*mixture.ops[:2], replace(mixture.op, held=held)], mixture.views)

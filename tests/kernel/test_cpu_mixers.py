@@ -343,4 +343,4 @@ def _all_but_name(view: TensorView) -> tuple[QuantType, int, int, object]:
 def test_every_kv_type_of_the_table_is_tested(level: str) -> None:
     opened: CpuBackend = rig.backend(level)
     kinds = {entry.type for entry in opened.capabilities() if entry.op == "Attention" and entry.ok}
-    assert kinds == {*KV_TYPES, "softcap", "sinks", "gated"}
+    assert kinds == {*KV_TYPES, "softcap", "sinks", "gated", "partial"}

@@ -271,3 +271,36 @@ def test_memory_that_the_system_refuses_is_an_error_with_arithmetic(level: str) 
     pool = KvPool((KvLayer(1, 16),), 2**42, QuantType.F32)
     with pytest.raises(MemoryError, match=r"kv needs \d+ bytes .* = 4398046511104 slots of 128 bytes in 1 layers"):
         rig.bind(rig.backend(level), [feed, RopeStore(q, q, q, 0, 1, 1, 16, None)], [table], pool)
+
+
+@pytest.mark.parametrize("kind", ("F32", "Q8_0", "Q4_K"))
+@pytest.mark.parametrize("first", (0, 17, 100))
+def test_tokens_whose_row_is_elsewhere_give_zeros(level: str, kind: str, first: int) -> None:
+    """A table of rows `first` .. `first` + 19 of a vocabulary; which tokens there are is checked by nobody here."""
+    view, meaning = rig.weights_of(kind, 20, 256)
+    embed = EmbedRows(Weight(view.name, 20, 256), Buffer("x", 256), 1.5, first)
+    program = rig.bind(rig.backend(level), [embed], [view])
+    tokens = np.array(
+        [first - 1, first, first + 7, first + 19, first + 20, 10**6, first + 7, 2**31 - 1, -(2**31)], np.int32
+    )
+    got = program.run(replace(rig.plain_batch(len(tokens)), tokens=tokens)).copy()
+    program.close()
+    want = np.zeros((len(tokens), 256), np.float32)
+    here = (tokens >= first) & (tokens < first + 20)
+    assert here.sum() == 4
+    want[here] = meaning[tokens[here] - first] * np.float32(1.5)
+    assert np.array_equal(got, want)
+
+
+def test_a_whole_table_beside_a_part_of_one_still_bounds_the_tokens(level: str) -> None:
+    view, _ = rig.weights_of("F32", 20, 32)
+    other, _ = rig.weights_of("F32", 8, 32, seed=1)
+    part = EmbedRows(Weight(other.name, 8, 32), Buffer("y", 32), first=4)
+    whole = EmbedRows(Weight(view.name, 20, 32), Buffer("x", 32))
+    program = rig.bind(rig.backend(level), [part, whole], [view, other])
+    batch = rig.plain_batch(1)
+    program.run(replace(batch, tokens=np.array([19], np.int32)))
+    for token in (20, -1):
+        with pytest.raises(ValueError, match="outside"):
+            program.run(replace(batch, tokens=np.array([token], np.int32)))
+    program.close()

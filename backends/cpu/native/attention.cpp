@@ -17,6 +17,10 @@
 // many sums as there are registers stay in them.
 //
 // Sinks are one more logit of a head, without a value: they join a query's sum once, after its last partition.
+//
+// Partial attention: some pages of a sequence lie on other ranks (-1 in its table). What a partition is made of is then its
+// own pages, moved together in their order, and each query sees a range of those; the kernels know of nothing else. The rule
+// holds: what is here of a partition depends on the sequence alone. A head gives its output and its log-sum-exp.
 #include <cmath>
 
 #include "kernels.h"
@@ -59,7 +63,46 @@ void merge(float &max, float &sum, float *out, float part_max, float part_sum, c
     for (int c = 0; c < wide; c += 16) store(out + c, fma(load(part + c), new_scale, mul(load(out + c), old_scale)));
 }
 
-// The pages of one sequence and kv head. `next` is what will likely be read after the partition at hand: a hint only.
+// Positions [first, last) of a partition, counted from its first one.
+struct Span {
+    int first, last;
+};
+
+// The pages of one partition that are here. Those of other ranks are left out and the rest moved together.
+struct Pages {
+    const int32_t *at;   // in the lane's table, of the partition's first page
+    bool partial;
+    int32_t own[PAGES];
+    int before[PAGES + 1];   // own pages before each one
+
+    Pages(const int32_t *table, int partition, int first, int end, bool partial) : at(table + partition * PAGES), partial(partial) {
+        if (!partial) return;
+        before[0] = 0;
+        for (int page = 0; page < PAGES; page++) {
+            const int number = partition * PAGES + page;
+            const bool here = number >= first && number < end && at[page] >= 0;
+            if (here) own[before[page]] = at[page];
+            before[page + 1] = before[page] + (here ? 1 : 0);
+        }
+    }
+
+    const int32_t *list() const { return partial ? own : at; }
+    bool empty() const { return partial && before[PAGES] == 0; }
+    // Where a position lies among the own ones; one that is not here, where the next own one does.
+    int moved(int position) const {
+        const int page = position / GROUP;
+        if (!partial || page == PAGES) return partial ? before[PAGES] * GROUP : position;
+        return before[page] * GROUP + (before[page + 1] > before[page] ? position % GROUP : 0);
+    }
+    Span seen(int first, int last, int origin) const {
+        first = least(most(first - origin, 0), PARTITION);
+        last = most(least(last - origin, PARTITION), first);
+        return {moved(first), moved(last)};
+    }
+};
+
+// What is read of one partition: the pages of one sequence and kv head, numbered from the partition's first one. `next` is
+// what will likely be read after it: a hint only.
 struct Layer {
     const hs_step &step;
     const int32_t *table;
@@ -162,7 +205,7 @@ HS_INLINE void block_scores(const typename Kv::Elem *const *k, const typename Kv
 
 // out[q] += Σ_j weights[q][j] V[j] for positions [first, last), C vectors of 16 dims at once.
 template <class Kv, int Q, int C>
-void add_values(const Layer &layer, float *const *out, const float *const *weights, int origin, int first, int last, int dim) {
+void add_values(const Layer &layer, float *const *out, const float *const *weights, int first, int last, int dim) {
     vf acc[Q][C];
     HS_UNROLL
     for (int q = 0; q < Q; q++) {
@@ -180,7 +223,7 @@ void add_values(const Layer &layer, float *const *out, const float *const *weigh
         else if (dim + 16 * C < layer.wide) ahead = layer.values<Kv>(first / GROUP) + offset + 16 * C;
         for (; j < end; j++, v += layer.wide, ahead += layer.wide) {
             prefetch_range(ahead, 16 * C * sizeof(*v));
-            add_outer<Q, C>(acc, [&](int q) { return set1(weights[q][j - origin]); }, [&](int c) { return Kv::get(v + 16 * c); });
+            add_outer<Q, C>(acc, [&](int q) { return set1(weights[q][j]); }, [&](int c) { return Kv::get(v + 16 * c); });
         }
     }
     HS_UNROLL
@@ -192,7 +235,7 @@ void add_values(const Layer &layer, float *const *out, const float *const *weigh
 
 // The same where 32 dims share a scale: the scales of a block are multiplied into the weights first.
 template <class Kv, int Q>
-void add_block_values(const Layer &layer, float *const *out, const float *const *weights, int origin, int first, int last) {
+void add_block_values(const Layer &layer, float *const *out, const float *const *weights, int first, int last) {
     constexpr int C = Q * 2 <= MAX_SUMS ? 2 : 1;
     alignas(64) float scaled[Q][PARTITION];
     const float *rows[Q];
@@ -200,37 +243,35 @@ void add_block_values(const Layer &layer, float *const *out, const float *const 
     for (int dim = 0; dim < layer.wide; dim += KV_BLOCK) {
         for (int page = first / GROUP; page * GROUP < last; page++) {
             const vf scale = Kv::scales(layer.values<Kv>(page) + static_cast<size_t>(dim / KV_BLOCK) * Kv::SCALES);
-            const int at = page * GROUP - origin;
+            const int at = page * GROUP;
             HS_UNROLL
             for (int q = 0; q < Q; q++) store(scaled[q] + at, mul(load(weights[q] + at), scale));
         }
-        for (int c = 0; c < KV_BLOCK; c += 16 * C) add_values<Kv, Q, C>(layer, out, rows, origin, first, last, dim + c);
+        for (int c = 0; c < KV_BLOCK; c += 16 * C) add_values<Kv, Q, C>(layer, out, rows, first, last, dim + c);
     }
 }
 
 template <class Kv, int Q>
-void add_all_values(const Layer &layer, float *const *out, const float *const *weights, int origin, int first, int last) {
+void add_all_values(const Layer &layer, float *const *out, const float *const *weights, int first, int last) {
     if (first >= last) return;
     if constexpr (Kv::BLOCKS) {
-        add_block_values<Kv, Q>(layer, out, weights, origin, first, last);
+        add_block_values<Kv, Q>(layer, out, weights, first, last);
         return;
     }
     constexpr int C = Q * 4 <= MAX_SUMS ? 4 : Q * 2 <= MAX_SUMS ? 2 : 1;
     int dim = 0;
-    for (; dim + 16 * C <= layer.wide; dim += 16 * C) add_values<Kv, Q, C>(layer, out, weights, origin, first, last, dim);
-    for (; dim < layer.wide; dim += 16) add_values<Kv, Q, 1>(layer, out, weights, origin, first, last, dim);
+    for (; dim + 16 * C <= layer.wide; dim += 16 * C) add_values<Kv, Q, C>(layer, out, weights, first, last, dim);
+    for (; dim < layer.wide; dim += 16) add_values<Kv, Q, 1>(layer, out, weights, first, last, dim);
 }
 
 // What Q queries see of one partition.
 template <int Q> struct Seen {
-    int origin, first[Q], last[Q], low, high, common_low, common_high;
+    int first[Q], last[Q], low = PARTITION, high = 0, common_low = 0, common_high = PARTITION;
 
-    Seen(int partition, const Query *info) : origin(partition * PARTITION) {
-        low = common_high = origin + PARTITION;
-        high = common_low = origin;
+    explicit Seen(const Span *spans) {
         for (int q = 0; q < Q; q++) {
-            first[q] = least(most(info[q].first, origin), origin + PARTITION);
-            last[q] = most(least(info[q].last, origin + PARTITION), first[q]);
+            first[q] = spans[q].first;
+            last[q] = spans[q].last;
             low = least(low, first[q]);
             high = most(high, last[q]);
             common_low = most(common_low, first[q]);
@@ -239,7 +280,7 @@ template <int Q> struct Seen {
     }
 };
 
-// Scores of P pages from `page` on, into scores[q][position - origin]; raises `top`.
+// Scores of P pages from `page` on, into scores[q][position]; raises `top`.
 template <class Kv, int Q, int P>
 HS_INLINE void score_pages(const Layer &layer, const Seen<Q> &seen, int page, int last_page, const float *queries, int stride, float (*scores)[PARTITION],
                            vf *top) {
@@ -267,18 +308,17 @@ HS_INLINE void score_pages(const Layer &layer, const Seen<Q> &seen, int page, in
             if (cap > 0.0f) x = mul(tanh_v(div(x, set1(cap))), set1(cap));
             if (seen.first[q] > at || seen.last[q] < at + GROUP) x = keep_lanes(x, seen.first[q] - at, seen.last[q] - at, NEGATIVE_INFINITY);
             top[q] = max_v(top[q], x);
-            store(scores[q] + (at - seen.origin), x);
+            store(scores[q] + at, x);
         }
     }
 }
 
 // One partition for Q queries: maxima, sums and unnormalised outputs (zeroed by the caller).
 template <class Kv, int Q>
-void one_partition(const Layer &layer, int partition, const float *queries, int stride, const Query *info, float *maxima, float *sums,
-                   float *const *outs) {
+void one_partition(const Layer &layer, const float *queries, int stride, const Span *spans, float *maxima, float *sums, float *const *outs) {
     alignas(64) float scores[Q][PARTITION];
-    const Seen<Q> seen(partition, info);
-    const int origin = seen.origin, *const first = seen.first, *const last = seen.last;
+    const Seen<Q> seen(spans);
+    const int *const first = seen.first, *const last = seen.last;
     const int common_low = seen.common_low, common_high = seen.common_high;
     const int first_page = seen.low / GROUP, last_page = (seen.high + GROUP - 1) / GROUP;
     vf top[Q], total[Q];
@@ -294,7 +334,7 @@ void one_partition(const Layer &layer, int partition, const float *queries, int 
         const vf shift = set1(maxima[q]);
         // Only a query's own pages: a page that it does not see adds zeros, but need not.
         for (int page = first[q] / GROUP; page * GROUP < last[q]; page++) {
-            float *p = scores[q] + (page * GROUP - origin);
+            float *p = scores[q] + page * GROUP;
             const vf e = exp_v(sub(load(p), shift));
             total[q] = add(total[q], e);
             store(p, Kv::FACTOR == 1.0f ? e : mul(e, set1(Kv::FACTOR)));
@@ -306,17 +346,17 @@ void one_partition(const Layer &layer, int partition, const float *queries, int 
     for (int q = 0; q < Q; q++) {
         float *const out[1] = {outs[q]};
         const float *const weight[1] = {weights[q]};
-        add_all_values<Kv, 1>(layer, out, weight, origin, first[q], least(common_low, last[q]));
+        add_all_values<Kv, 1>(layer, out, weight, first[q], least(common_low, last[q]));
     }
-    add_all_values<Kv, Q>(layer, outs, weights, origin, common_low, middle);
+    add_all_values<Kv, Q>(layer, outs, weights, common_low, middle);
     for (int q = 0; q < Q; q++) {
         float *const out[1] = {outs[q]};
         const float *const weight[1] = {weights[q]};
-        add_all_values<Kv, 1>(layer, out, weight, origin, most(middle, first[q]), last[q]);
+        add_all_values<Kv, 1>(layer, out, weight, most(middle, first[q]), last[q]);
     }
 }
 
-using PartitionFunction = void (*)(const Layer &, int, const float *, int, const Query *, float *, float *, float *const *);
+using PartitionFunction = void (*)(const Layer &, const float *, int, const Span *, float *, float *, float *const *);
 
 template <class Kv> PartitionFunction partition_function(int queries) {
     switch (queries) {
@@ -360,19 +400,23 @@ struct Item {
         const int first = step.window > 0 ? most(0, position - step.window + 1) : 0;
         return {step.src + step.src_stride * row + static_cast<int64_t>(head) * step.q_step, row, head, first, position + 1, false, 0.0f, 0.0f};
     }
-    Layer layer() const {
+    const int32_t *table() const {
         const int64_t lane = static_cast<int64_t>(step.kv_group) * batch.lanes + batch.row_lanes[first_row];
-        const int32_t *table = batch.tables + lane * batch.lane_pages;
-        return {step, table, kv_head, padded(step.head_dim), pool_pages, table};
+        return batch.tables + lane * batch.lane_pages;
     }
+    Pages pages(int partition) const { return {table(), partition, first_page(partition), last_page(partition) + 1, step.partial != 0}; }
+    Layer layer(const Pages &pages) const { return {step, pages.list(), kv_head, padded(step.head_dim), pool_pages, table()}; }
     int first_page(int partition) const { return most(query(0).first, partition * PARTITION) / GROUP; }
     int last_page(int partition) const { return least(batch.positions[first_row + rows - 1], partition * PARTITION + PARTITION - 1) / GROUP; }
-    // Where the keys of a partition begin.
+    // Where the keys of a partition begin, or something harmless where none are here.
     const void *keys_of(int partition) const {
-        const Layer of = layer();
-        const size_t bytes = key_page_bytes(step.kv_type, step.head_dim);
-        return step.k_pool + of.block(first_page(partition)) * bytes;
+        const int32_t *of = table(), end = last_page(partition);
+        int page = first_page(partition);
+        while (page < end && of[page] < 0) page++;
+        if (of[page] < 0) return of;
+        return step.k_pool + kv_block(kv_head, of[page], pool_pages) * key_page_bytes(step.kv_type, step.head_dim);
     }
+    Span span(const Query &query, const Pages &pages, int partition) const { return pages.seen(query.first, query.last, partition * PARTITION); }
     int first_partition() const { return query(0).first / PARTITION; }
     int last_partition() const { return batch.positions[first_row + rows - 1] / PARTITION; }
 };
@@ -384,6 +428,14 @@ float normaliser(const hs_step &step, const Query &query) {
     alignas(64) float scales[16] = {query.max - top, sink - top};
     store(scales, exp_v(load(scales)));
     return scales[0] / (query.sum * scales[0] + scales[1]);
+}
+
+// A query's logarithm of the sum of its exponentials goes behind all heads' outputs; no row here, and it is that of 0.
+void finish_partial(const hs_step &step, const Query &query, const float *out) {
+    float *row = step.dst + step.dst_stride * query.row, *dst = row + static_cast<int64_t>(query.head) * step.head_dim;
+    row[step.heads * step.head_dim + query.head] = query.started ? query.max + std::log(query.sum) : NEGATIVE_INFINITY;
+    const float scale = query.started ? 1.0f / query.sum : 0.0f;
+    for (int c = 0; c < step.head_dim; c++) dst[c] = query.started ? out[c] * scale : 0.0f;
 }
 
 // The first `count` (at most 16) of the floats at `p`, the rest zeros.
@@ -405,6 +457,7 @@ void store_some(float *p, vf x, int count) {
 }
 
 void finish(const hs_step &step, const Query &query, const float *out) {
+    if (step.partial) return finish_partial(step, query, out);
     float *dst = step.dst + step.dst_stride * query.row + static_cast<int64_t>(query.head) * step.head_dim;
     const float *gate = step.gated ? query.source + step.head_dim : nullptr;
     const vf scale = set1(normaliser(step, query));
@@ -443,44 +496,46 @@ int take_queries(const Item &item, int from, int most_queries, Query *info, floa
     return count;
 }
 
-void compute_partition(const Item &item, const Layer &layer, int partition, const Query *info, int count, const float *scaled, Scratch &scratch,
-                       float *maxima, float *sums) {
+void compute_partition(const Layer &layer, const Span *spans, int count, const float *scaled, Scratch &scratch, float *maxima, float *sums) {
     float *outs[MAX_QUERIES];
     for (int q = 0; q < count; q++) {
         outs[q] = scratch.part[q];
         std::memset(outs[q], 0, sizeof(float) * static_cast<size_t>(layer.wide));
     }
-    partition_function(item.step.kv_type, count)(layer, partition, scaled, layer.wide, info, maxima, sums, outs);
-}
-
-bool sees(const Query &query, int partition) {
-    return query.first < (partition + 1) * PARTITION && query.last > partition * PARTITION;
+    partition_function(layer.step.kv_type, count)(layer, scaled, layer.wide, spans, maxima, sums, outs);
 }
 
 void run_whole(const Item &item) {
     Scratch scratch;
     Query info[TOGETHER];
+    Span spans[MAX_QUERIES];
     float maxima[MAX_QUERIES], sums[MAX_QUERIES];
-    Layer layer = item.layer();
+    const int wide = padded(item.step.head_dim);
     for (int from = 0; from < item.query_count(); from += together(item.step)) {
         const int all = take_queries(item, from, together(item.step), info, scratch.scaled);
         for (int p = item.first_partition(); p <= item.last_partition(); p++) {
+            const Pages pages = item.pages(p);
+            if (pages.empty()) continue;
+            Layer layer = item.layer(pages);
             if (p < item.last_partition()) layer.next = item.keys_of(p + 1);
             for (int at = 0; at < all; at += MAX_QUERIES) {
                 const int count = least(MAX_QUERIES, all - at);
                 bool any = false;
-                for (int q = at; q < at + count; q++) any = any || sees(info[q], p);
+                for (int q = 0; q < count; q++) {
+                    spans[q] = item.span(info[at + q], pages, p);
+                    any = any || spans[q].first < spans[q].last;
+                }
                 if (!any) continue;
-                compute_partition(item, layer, p, info + at, count, scratch.scaled + at * layer.wide, scratch, maxima, sums);
+                compute_partition(layer, spans, count, scratch.scaled + at * wide, scratch, maxima, sums);
                 for (int q = 0; q < count; q++) {
                     Query &query = info[at + q];
-                    if (!sees(query, p)) continue;
-                    merge(query.max, query.sum, scratch.out + (at + q) * layer.wide, maxima[q], sums[q], scratch.part[q], layer.wide, query.started);
+                    if (spans[q].first == spans[q].last) continue;
+                    merge(query.max, query.sum, scratch.out + (at + q) * wide, maxima[q], sums[q], scratch.part[q], wide, query.started);
                     query.started = true;
                 }
             }
         }
-        for (int q = 0; q < all; q++) finish(item.step, info[q], scratch.out + q * layer.wide);
+        for (int q = 0; q < all; q++) finish(item.step, info[q], scratch.out + q * wide);
     }
 }
 
@@ -490,17 +545,22 @@ float *partial_at(const Item &item, int item_index, int partition, int partition
     return item.step.partials + ((static_cast<int64_t>(item_index) * partitions + partition) * item.group() + query) * size;
 }
 
-void run_part(const Item &item, const Layer &layer, int item_index, int partition, int partitions) {
+// A query's result of one partition, to its place among the partial ones; a sum of 0 says that it sees nothing there.
+void run_part(const Item &item, const Pages &pages, Layer layer, int item_index, int partition, int partitions) {
     Scratch scratch;
     Query info[MAX_QUERIES];
+    Span spans[MAX_QUERIES];
     float maxima[MAX_QUERIES], sums[MAX_QUERIES];
     for (int from = 0; from < item.query_count(); from += MAX_QUERIES) {
         const int count = take_queries(item, from, MAX_QUERIES, info, scratch.scaled);
-        compute_partition(item, layer, partition, info, count, scratch.scaled, scratch, maxima, sums);
+        for (int q = 0; q < count; q++) spans[q] = item.span(info[q], pages, partition);
+        const bool any = spans[0].first < spans[0].last;   // of one row, so all of them do or none
+        if (any) compute_partition(layer, spans, count, scratch.scaled, scratch, maxima, sums);
         for (int q = 0; q < count; q++) {
             float *partial = partial_at(item, item_index, partition, partitions, from + q);
+            partial[1] = any ? sums[q] : 0.0f;
+            if (!any) continue;
             partial[0] = maxima[q];
-            partial[1] = sums[q];
             std::memcpy(partial + 16, scratch.part[q], sizeof(float) * static_cast<size_t>(layer.wide));
         }
     }
@@ -512,6 +572,7 @@ void merge_parts(const Item &item, int item_index, int partitions) {
         Query query = item.query(index);
         for (int p = item.first_partition(); p <= item.last_partition(); p++) {
             const float *partial = partial_at(item, item_index, p, partitions, index);
+            if (partial[1] == 0.0f) continue;
             merge(query.max, query.sum, out, partial[0], partial[1], partial + 16, padded(item.step.head_dim), query.started);
             query.started = true;
         }
@@ -571,14 +632,15 @@ void attention_chunk(const Run &run, const hs_step &step, int chunk) {
     const int index = chunk / run.partitions, partition = chunk % run.partitions;
     const Item item = item_at(run, step, index);
     if (!has(item, partition)) return;
-    Layer layer = item.layer();
+    const Pages pages = item.pages(partition);
+    Layer layer = item.layer(pages);
     // Chunks are taken in order by all threads: this one's next is likely as many on as there are threads.
     const int next = chunk + run.threads;
     if (next < attention_chunks(run, step)) {
         const Item then = item_at(run, step, next / run.partitions);
         if (has(then, next % run.partitions)) layer.next = then.keys_of(next % run.partitions);
     }
-    run_part(item, layer, index, partition, run.partitions);
+    run_part(item, pages, layer, index, partition, run.partitions);
 }
 
 int merge_chunks(const Run &run, const hs_step &step) { return is_split(run, step) ? item_count(run, step) : 0; }

@@ -10,6 +10,8 @@
 //     down      each expert: [pairs, width]
 //     combine   each row: the weighted sum of its pairs, in the order of its choices
 //
+// Where some experts lie on other ranks, a choice of one of those is no pair, and has no place (-1).
+//
 // So a row's bits depend on its own logits and inputs alone: the tiles of a linear layer keep that rule (linear.cpp), and
 // the sum's order is the row's own.
 #include <cmath>
@@ -76,22 +78,29 @@ void weigh(const hs_experts &e, const float *scores, const int32_t *chosen, floa
     for (int n = 0; n < e.used; n++) weights[n] *= e.gains[chosen[n]];
 }
 
-// Counts of pairs become where each expert's begin; the experts that have any are listed.
+// Which of the stacks' matrices a choice means, or -1 where they have none of that expert.
+int matrix_of(const hs_experts &e, int chosen) { return chosen >= e.first && chosen - e.first < e.held ? chosen - e.first : -1; }
+
+// Counts of pairs become where each expert's begin; the experts that have any are listed. Experts count from the first here.
 int sort_pairs(const hs_experts &e, int rows) {
-    for (int i = 0; i <= e.count; i++) e.starts[i] = 0;
-    for (int p = 0; p < rows * e.used; p++) e.starts[e.chosen[p] + 1]++;
+    for (int i = 0; i <= e.held; i++) e.starts[i] = 0;
+    for (int p = 0; p < rows * e.used; p++) {
+        const int expert = matrix_of(e, e.chosen[p]);
+        if (expert >= 0) e.starts[expert + 1]++;
+    }
     int active = 0;
-    for (int i = 0; i < e.count; i++) {
+    for (int i = 0; i < e.held; i++) {
         if (e.starts[i + 1] > 0) e.active[active++] = i;
         e.starts[i + 1] += e.starts[i];
     }
     // Rows ascend, so the pairs of an expert are in order of row. `starts` moves on as places are given, and back after.
     for (int p = 0; p < rows * e.used; p++) {
-        const int place = e.starts[e.chosen[p]]++;
+        const int expert = matrix_of(e, e.chosen[p]);
+        const int place = expert >= 0 ? e.starts[expert]++ : -1;
         e.places[p] = place;
-        e.pair_rows[place] = p / e.used;
+        if (place >= 0) e.pair_rows[place] = p / e.used;
     }
-    for (int i = e.count; i > 0; i--) e.starts[i] = e.starts[i - 1];
+    for (int i = e.held; i > 0; i--) e.starts[i] = e.starts[i - 1];
     e.starts[0] = 0;
     return active;
 }
@@ -186,7 +195,8 @@ void combine_chunk(const Run &, const hs_step &step, int chunk) {
     float *out = step.dst + step.dst_stride * row;
     for (int c = first; c < last; c += GROUP) {
         vf sum = set1(0.0f);
-        for (int n = 0; n < e.used; n++) sum = fma(set1(weights[n]), load(e.down_out + e.out_stride * places[n] + c), sum);
+        for (int n = 0; n < e.used; n++)
+            if (places[n] >= 0) sum = fma(set1(weights[n]), load(e.down_out + e.out_stride * places[n] + c), sum);
         store(out + c, sum);
     }
 }

@@ -105,10 +105,10 @@ typedef struct hs_experts {
     float *scores;            /* scratch [rows, count] */
     int32_t *chosen;          /* scratch [rows, used] */
     float *weights;           /* scratch [rows, used] */
-    int32_t *places;          /* scratch [rows, used]: pair of each choice */
+    int32_t *places;          /* scratch [rows, used]: pair of each choice, -1 where its expert is not here */
     int32_t *pair_rows;       /* scratch [pairs] */
-    int32_t *starts;          /* scratch [count + 1]: first pair of each expert */
-    int32_t *active;          /* scratch [count]: experts that have pairs */
+    int32_t *starts;          /* scratch [count + 1]: first pair of each expert that is here */
+    int32_t *active;          /* scratch [count]: those that have pairs, counted from `first` */
     int32_t *active_count;    /* scratch [1] */
     float *gate_out;          /* scratch [pairs, inner_stride] */
     float *up_out;            /* scratch [pairs, inner_stride] */

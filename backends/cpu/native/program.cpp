@@ -127,9 +127,9 @@ class Walk final : public Job {
     int32_t code_ = HS_OK;
 };
 
-bool within(const int32_t *values, int count, int limit) {
+bool within(const int32_t *values, int count, int limit, int lowest = 0) {
     for (int i = 0; i < count; i++)
-        if (values[i] < 0 || values[i] >= limit) return false;
+        if (values[i] < lowest || values[i] >= limit) return false;
     return true;
 }
 
@@ -150,7 +150,7 @@ bool states_are_sound(const hs_program &program, const hs_batch &batch) {
     return true;
 }
 
-// Slots of the rows and pages that they will read in one KV group.
+// Slots of the rows and pages that they will read in one KV group; a page may be -1 where all its readers pass it over.
 bool group_is_sound(const hs_program &program, const hs_batch &batch, int group) {
     const hs_kv_group &kv = program.groups[group];
     if (!within(batch.slots + static_cast<int64_t>(group) * batch.rows, batch.rows, kv.slots)) return false;
@@ -161,7 +161,8 @@ bool group_is_sound(const hs_program &program, const hs_batch &batch, int group)
         const int seen = kv.window > 0 ? batch.positions[first] - kv.window + 1 : 0;
         const int page = seen > 0 ? seen / GROUP : 0;
         const int64_t lane = static_cast<int64_t>(group) * batch.lanes + batch.row_lanes[row];
-        if (!within(batch.tables + lane * batch.lane_pages + page, batch.positions[row] / GROUP + 1 - page, kv.slots / GROUP)) return false;
+        const int32_t *pages = batch.tables + lane * batch.lane_pages + page;
+        if (!within(pages, batch.positions[row] / GROUP + 1 - page, kv.slots / GROUP, kv.partial ? -1 : 0)) return false;
         first = row + 1;
     }
     return true;

@@ -184,12 +184,12 @@ void embed_chunk(const Run &run, const hs_step &step, int chunk) {
     const Range rows = rows_in(run, step, chunk);
     for (int r = rows.first; r < rows.last; r++) {
         float *out = step.dst + step.dst_stride * r;
-        const int row = run.batch.tokens[r] - (step.first < 0 ? 0 : step.first);
+        const int64_t row = static_cast<int64_t>(run.batch.tokens[r]) - (step.first < 0 ? 0 : step.first);
         if (row < 0 || row >= step.parts[0].matrix.rows) {  // another rank has it
             std::fill(out, out + step.width, 0.0f);
             continue;
         }
-        unpack_row(step.parts[0].matrix, row, out);
+        unpack_row(step.parts[0].matrix, static_cast<int>(row), out);
         if (step.scale != 1.0f)
             for (int c = 0; c < step.width; c++) out[c] *= step.scale;
     }
