@@ -48,8 +48,8 @@ class Form:
 
 
 class Mixture:
-    """A mixture of experts whose inputs and logits are rows of tables; `held`: the matrices are of those alone, cut from
-    the same whole stacks."""
+    """A mixture of experts whose inputs and logits are rows of tables; `held`: it has the matrices of those alone, cut
+    from the same whole stacks."""
 
     def __init__(
         self, form: Form, seed: int = 0, logits: rig.F32 | None = None, held: tuple[int, int] | None = None
@@ -329,7 +329,7 @@ def test_rows_without_an_expert_here_are_zero_and_ranks_add_up(level: str) -> No
 
 
 def test_with_experts_elsewhere_a_row_keeps_its_bits_in_any_batch(level: str) -> None:
-    mixture = Mixture(Form(types=("Q8_0", "Q8_0", "Q8_0")), held=(2, 7))
+    mixture = Mixture(Form(types=("Q8_0", "Q8_0", "Q8_0"), inner=64), held=(2, 7))
     whole = mixture.run(level)
     for threads in (1, 3):
         program = mixture.bind(level, threads)

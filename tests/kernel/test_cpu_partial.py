@@ -1,5 +1,5 @@
-"""Partial attention: a rank with some of a sequence's pages gives what is here and its log-sum-exps, as the reference does
-in float64; and the bits of a row depend on its sequence and on who keeps what, on nothing else."""
+"""Partial attention: a rank with some of a sequence's pages gives what is here and its log-sum-exps, as the reference
+does in float64; and the bits of a row depend on its sequence and on who keeps what, on nothing else."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OWNERS = {
 
 
 class Share:
-    """A rank that keeps pages `own` of every lane; rows of other ranks are stored in a page of padding behind the pool."""
+    """A rank that keeps pages `own` of every lane; rows of other ranks go into a page of padding behind the pool."""
 
     def __init__(self, form: Form, own: np.ndarray, length: int, seed: int = 0, partial: bool = True) -> None:
         self.form, self.own, self.length = form, own, length

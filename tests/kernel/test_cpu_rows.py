@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import kernel_rig as rig
 import numpy as np
 import pytest
 
 from backends.base import (
     AddGated,
+    Attention,
     Batch,
     Buffer,
     Capability,
@@ -218,6 +221,7 @@ def test_a_batch_outside_its_bounds_is_refused(level: str) -> None:
 def test_a_page_or_slot_outside_the_pool_is_refused(level: str) -> None:
     feed, table, buffer = rig.feed("q", np.ones((4, 32), np.float32))
     ops: list[Op] = [feed, RopeStore(buffer, buffer, buffer, 0, 2, 2, 16, None)]
+    ops.append(Attention(buffer, Buffer("out", 32), 0, 2, 2, 16, 1.0))
     program = rig.bind(
         rig.backend(level), ops, [table], KvPool((KvLayer(2, 16),), 32, QuantType.F16), rows=4, lanes=2, lane_pages=2
     )
