@@ -1,4 +1,4 @@
-"""Ranks as threads over one shared memory, on every ISA level: divided attention of the oracle, and the errors of a rank
+"""Ranks as threads over one shared memory, on every ISA level: the oracle's divided attention, and the errors of a rank
 that fails or does not come."""
 
 from __future__ import annotations
