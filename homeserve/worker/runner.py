@@ -172,11 +172,11 @@ class Runner:
         )
 
     def _open_collective(self, options: OpenOptions) -> Collective | None:
-        """This rank's end of what the ranks exchange; None where it is alone."""
+        """This rank's end of what the ranks exchange; None where they exchange nothing."""
         from backends.registry import open_collective
 
         boot = self._boot
-        if boot.ranks == 1:
+        if boot.acts_fd < 0:
             return None
         sizes = (boot.piece_floats, boot.message_floats, boot.token_floats, boot.acts_depth)
         shape = fleet_shape(boot.ranks, *sizes)
