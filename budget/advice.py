@@ -119,7 +119,7 @@ def _with_setting(wish: Wish, name: str, value: str | int) -> Wish:
         case "devices" | "weight_vector" | "token_vector" | "pipeline_ratio":
             if value != "auto":
                 raise ValueError(f"{name} is only ever set back to auto")
-            change = {name: ()}
+            change = {name: (), **({"cpu_ranks": 1} if name == "devices" else {})}
         case "cpu_moe":
             change = {name: {"auto": -1, "off": 0}.get(str(value), value)}
         case "context" | "kv_tokens" | "chunk":

@@ -13,6 +13,10 @@ more memory never means a smaller pool. In the tensor layout the sum of what all
 weight vector, so any that fits is as good as another: by memory, and evened out where heads and blocks are too coarse
 to follow it. The token vector then follows what is left.
 
+Ranks that share the CPU are alike and have one memory, so none of this helps: they get even parts (`even_cut`).
+
+A layer that reads the K and V of an earlier one lies on the rank of that one; no cut that is chosen here parts them.
+
 Pure.
 """
 
@@ -29,9 +33,9 @@ from budget.job import Job, Share
 from budget.ledger import TENSOR, Term
 from budget.placement import Cut, Option, Shard, last_share, layer_share, pipeline_shares, ranges_of, tensor_shares
 from budget.solve import TOKENS_MAX, room
-from budget.speed import DeviceRates, rates_of
+from budget.speed import DeviceRates, rates_of, shared_rates
 from budget.terms import standing_bytes, terms
-from budget.vectors import apportion, best_token_vector, layers_of_ratio, reduced
+from budget.vectors import apportion, best_token_vector, layers_of_ratio, legal_ends, reduced
 from budget.wish import PAGE
 
 _BLENDS = (0.0, 0.5, 1.0)
@@ -41,8 +45,10 @@ _POOL_MOST = 1 << 32
 """Tokens beyond which no cut is compared."""
 
 
-def rates(job: Job, device: Device) -> DeviceRates:
-    return rates_of(device, job.wish.threads or None)
+def rates(job: Job, device: Device, together: int = 1) -> DeviceRates:
+    """Of a rank there. `together`: how many ranks compute at the same time on the CPU."""
+    found = rates_of(device, job.wish.threads or None)
+    return shared_rates(found, together, job.wish.threads, job.wish.cores) if together > 1 else found
 
 
 def cuts(job: Job, option: Option, ceilings: Ceilings) -> list[Cut]:
@@ -53,9 +59,35 @@ def cuts(job: Job, option: Option, ceilings: Ceilings) -> list[Cut]:
         return [given]
     if len(option.ranks) == 1:
         return [Cut(((0, count),))]
-    found = [ranges_of(apportion(count, shares, at_least=1)) for shares in _blended(job, option, ceilings)]
+    if option.host_only:
+        return [even_cut(job, len(option.ranks))]
+    found = [
+        ranges
+        for shares in _blended(job, option, ceilings)
+        if _is_legal(job, ranges := ranges_of(apportion(count, shares, at_least=1)))
+    ]
     full = fullest(job, option, ceilings)
-    return [Cut(ranges) for ranges in dict.fromkeys([*found, *([full.ranges] if full is not None else [])])]
+    every = dict.fromkeys([*found, *([full.ranges] if full is not None else [])])
+    return [Cut(ranges) for ranges in every] or [even_cut(job, len(option.ranks))]
+
+
+def even_cut(job: Job, ranks: int) -> Cut:
+    """Ranks that are alike: each ends where a layer may end that is nearest to its part of what a prompt's token reads.
+    (The head is not counted: a prompt needs it once.)
+
+    Raises ValueError where there are fewer places to cut than cuts.
+    """
+    count = len(job.layers)
+    sums = [0.0, *accumulate(layer.read_bytes for layer in job.layers)]
+    legal = legal_ends(count, job.shape.kv_sources)
+    if len(legal) < ranks - 1:
+        raise ValueError(f"{ranks} ranks and {len(legal)} places to cut")
+    ends: list[int] = []
+    for rank in range(1, ranks):
+        first, last = len(ends), len(legal) - (ranks - 1 - rank)
+        there = [end for end in legal[first:last] if not ends or end > ends[-1]]
+        ends.append(min(there, key=lambda end: abs(sums[end] - sums[-1] * rank / ranks)))
+    return Cut(tuple(zip([0, *ends], [*ends, count], strict=True)))
 
 
 def cut_with_cpu(job: Job, option: Option, ceilings: Ceilings, comfort: int) -> Cut:
@@ -102,6 +134,8 @@ def shards(job: Job, option: Option, ceilings: Ceilings) -> list[Shard]:
     given = reduced(job.wish.token_vector) if job.wish.token_vector else ()
     if job.wish.weight_vector:
         return [Shard(reduced(job.wish.weight_vector), given)]
+    if option.host_only:  # ranks that are alike
+        return [Shard((1,) * len(option.ranks), given)]
     vectors = [apportion(_VECTOR_UNITS, s, at_least=1) for s in _blended(job, option, ceilings)]
     vectors.append(_evened(job, option, ceilings, vectors[-1]))
     return [Shard(vector, given) for vector in dict.fromkeys(map(reduced, vectors))]
@@ -112,6 +146,8 @@ def token_vector(
 ) -> tuple[int, ...]:
     """The vector that addresses the most tokens with what the weights leave of each rank, at the worst of the moments
     at which the rank's rows are held."""
+    if option.host_only:  # one memory for all: no vector addresses more of it, and even parts are read the fastest
+        return (1,) * len(option.ranks)
     tensor = tensor_shares(job, replace(shard, tokens=(1,) * len(option.ranks)))
     # Rows of windows follow the same vector: where nothing else is kept, they are what it divides.
     row = sum(share.kv_row for share in tensor) or sum(rows.row for share in tensor for rows in share.windows)
@@ -132,6 +168,7 @@ def fullest(job: Job, option: Option, ceilings: Ceilings, first: int = 0) -> Cut
     rest is cut over the others. Memory that devices share is not looked at: the ledger does that."""
     count, ranks = len(job.layers), option.ranks[1:] if first else option.ranks
     least = 1 if count - first >= len(ranks) else 0
+    parted = set(range(1, count)) - set(legal_ends(count, job.shape.kv_sources))
     stack = _Stack([layer_share(job, option, index) for index in range(first, count)])
     tail = _Stack([last_share(job, option)])
     left = [
@@ -157,6 +194,8 @@ def fullest(job: Job, option: Option, ceilings: Ceilings, first: int = 0) -> Cut
             most = bisect_right(range(stack.layers + 1), weight(begin) + left[rank], key=weight) - 1
             best: tuple[int, ...] | None = None
             for end in range(min(most, stack.layers - least * (len(left) - 1 - rank)), begin + least - 1, -1):
+                if first + end in parted:
+                    continue
                 rest = reach(rank + 1, end)
                 if rest is not None and (best is None or (end, *rest)[-1] > best[-1]):
                     best = (end, *rest)
@@ -273,3 +312,9 @@ def _given_cut(job: Job, option: Option) -> Cut | None:
     if not ratio:
         return None
     return Cut(ranges_of(layers_of_ratio(ratio, count)))
+
+
+def _is_legal(job: Job, ranges: Sequence[tuple[int, int]]) -> bool:
+    """Whether every layer is on the rank of the one whose K and V it reads."""
+    legal = legal_ends(len(job.layers), job.shape.kv_sources)
+    return all(end in legal for _, end in ranges[:-1] if 0 < end < len(job.layers))

@@ -129,6 +129,7 @@ def _plan(plan: Plan, asked: Question) -> dict[str, Any]:
     return {
         "model": plan.shape.name,
         "option": plan.option,
+        "choice": plan.choice,
         "layouts": _layouts(plan),
         "ranks": list(plan.ranks),
         "rank_tokens": list(plan.rank_tokens),

@@ -4,6 +4,7 @@
                        beside each of these the largest card alone, for boxes whose other cards cost more than they give
     all cards          those that were left out as well
     with the host      a CPU rank takes the first layers; or routed experts lie on the CPU; or the CPU does everything
+    CPU ranks          several ranks on the CPU alone, where they are asked for, in either layout
 
 A later group is slower than an earlier one, so it is looked at only where the earlier one leaves less than a
 comfortable pool. Cards that are much smaller or slower than the best are left out at first: every layer waits for the
@@ -15,14 +16,17 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from budget import host_lines
 from budget.ceilings import Ceilings, Device
 from budget.job import Job
 from budget.ledger import PIPELINE, TENSOR
 from budget.placement import Option
+from budget.ranks import CPU_RANKS_MOST
 from budget.speed import rates_of
 from budget.terms import TRANSIT_BYTES
+from budget.vectors import layers_of_ratio, legal_ends
 from budget.wish import Wish
 
 FLIPPING = "cards, pipeline and tensor layout"
@@ -35,6 +39,8 @@ WITH_CPU = "cards and a CPU rank"
 EXPERTS = "cards, experts on the CPU"
 CPU_ONLY = "CPU"
 ALL_CARDS = "all cards, pipeline layout"
+CPU_STACKED = "CPU ranks, pipeline layout"
+CPU_SPLIT = "CPU ranks, tensor layout"
 
 LEFT_OUT = 8
 """A card with less than one part in so many of the best one's memory or bandwidth is left out."""
@@ -89,6 +95,8 @@ def options(job: Job, ceilings: Ceilings, devices: Sequence[Device]) -> list[lis
     wish = job.wish
     every = [device for device in devices if device.kind != "cpu"]
     cpu = next((device for device in devices if device.kind == "cpu"), None)
+    if wish.cpu_ranks > 1:
+        return _cpu_ranks(job, every, cpu)
     cards = every if wish.devices else worth_it(every)[: max(1, len(job.layers))]
     if not cards:
         if wish.layout == TENSOR:
@@ -119,6 +127,71 @@ def options(job: Job, ceilings: Ceilings, devices: Sequence[Device]) -> list[lis
     return [*groups, away] if away else groups
 
 
+def _cpu_ranks(job: Job, cards: Sequence[Device], cpu: Device | None) -> list[list[Option]]:
+    """Several ranks on the CPU, in the layouts that this wish and this model leave; the pipeline layout is the one that
+    they rest in.
+
+    Raises WishError for cards beside them, for vectors of another length, and where no layout is left.
+    """
+    wish, count = job.wish, job.wish.cpu_ranks
+    if count > CPU_RANKS_MOST:
+        raise WishError("devices", f"cpu:{count} is more ranks than {CPU_RANKS_MOST}", f"use cpu:{CPU_RANKS_MOST}")
+    if cards or cpu is None:
+        what = f"{count} ranks on the CPU beside cards: there is one at most"
+        raise WishError("devices", what, "name cpu once beside cards, or cpu:N alone")
+    ranks = (cpu.index,) * count
+    _check_vectors(job, ranks)
+    if wish.pipeline_ratio and (wish.weight_vector or wish.token_vector):
+        what = "a pipeline ratio and vectors of the tensor layout, and one layout serves"
+        raise WishError("pipeline_ratio", what, "leave one of them out")
+    stacked = wish.layout != TENSOR and not (wish.weight_vector or wish.token_vector)
+    split = wish.layout != PIPELINE and not wish.pipeline_ratio
+    against = {
+        PIPELINE: _against_stack(job, count) if stacked else "",
+        TENSOR: _against_split(job, count) if split else "",
+    }
+    groups = []
+    if stacked and not against[PIPELINE]:
+        groups.append([Option(CPU_STACKED, ranks, (PIPELINE,), host_only=True)])
+    if split and not against[TENSOR]:
+        groups.append([Option(CPU_SPLIT, ranks, (TENSOR,), host_only=True)])
+    if not groups:
+        raise WishError("devices", "; and ".join(filter(None, against.values())), _fewer_ranks(job))
+    return groups
+
+
+def _against_stack(job: Job, ranks: int) -> str:
+    """Why so many ranks cannot have layers each; "" where they can."""
+    layers = len(job.layers)
+    places = len(legal_ends(layers, job.shape.kv_sources))
+    if ranks <= places + 1:
+        return ""
+    shared = f", and layers that read the K and V of others can be parted in {places} places only"
+    few = shared if ranks <= layers else ""
+    return f"the pipeline layout has {ranks} ranks and {job.shape.name} {layers} layers{few}"
+
+
+def _against_split(job: Job, ranks: int) -> str:
+    """Why so many ranks cannot share an attention; "" where they can."""
+    heads = job.shape.query_heads
+    if not 0 < heads < ranks:
+        return ""
+    return (
+        f"the tensor layout has {ranks} ranks and {job.shape.name} an attention of {heads} query heads:"
+        f" {ranks - heads} would never attend"
+    )
+
+
+def _fewer_ranks(job: Job) -> str:
+    """The most ranks that a layout of this wish can have."""
+    most = {
+        PIPELINE: len(legal_ends(len(job.layers), job.shape.kv_sources)) + 1,
+        TENSOR: job.shape.query_heads or CPU_RANKS_MOST,
+    }
+    asked = [job.wish.layout] if job.wish.layout in most else list(most)
+    return f"use --devices cpu:{min(CPU_RANKS_MOST, max(most[layout] for layout in asked))} or fewer"
+
+
 def _no_experts(job: Job, host: Device) -> WishError:
     if not _has_experts(job):
         return WishError("cpu_moe", f"{job.shape.name} has no routed experts", "leave --cpu-moe out")
@@ -135,16 +208,36 @@ def _check_vectors(job: Job, ranks: tuple[int, ...]) -> None:
         if not vector:
             continue
         if len(vector) != len(ranks):
-            what = f"{len(vector)} numbers for {len(ranks)} ranks"
-            raise WishError(name, what, "give one number for each device that is used, the largest device first")
+            what = f"{len(vector)} numbers for {len(ranks)} rank{'s' * (len(ranks) != 1)}"
+            fix = "give one number for each device that is used, the largest device first"
+            raise WishError(name, what, fix if wish.cpu_ranks == 1 else f"give {len(ranks)} numbers")
         if min(vector) < 1:
             raise WishError(name, f"{','.join(map(str, vector))} holds a number below 1", "give numbers from 1 on")
         other = TENSOR if name == "pipeline_ratio" else PIPELINE
         if wish.layout == other:
             raise WishError(name, f"the {other} layout has no {name.replace('_', ' ')}", "leave one of them out")
-    if len(ranks) > len(job.layers) and wish.layout != TENSOR:
+    if (against := _against_ratio(job)) is not None:
+        raise WishError("pipeline_ratio", *against)
+    if wish.cpu_ranks == 1 and len(ranks) > len(job.layers) and wish.layout != TENSOR:
         what = f"{len(ranks)} devices for the {len(job.layers)} layers of {job.shape.name}"
         raise WishError("devices", what, f"name at most {len(job.layers)}")
+
+
+def _against_ratio(job: Job) -> tuple[str, str] | None:
+    """What is wrong with the ratio, and what to do: it parts layers that must stay together."""
+    ratio, count, sources = job.wish.pipeline_ratio, len(job.layers), dict(job.shape.kv_sources)
+    if not ratio or not sources:
+        return None
+    legal = legal_ends(count, sources.items())
+    for rank, end in enumerate(accumulate(layers_of_ratio(ratio, count)[:-1])):
+        if end not in legal and end < count:
+            reader = min(layer for layer, source in sources.items() if source < end <= layer)
+            what = (
+                f"rank {rank} would end before layer {end}, and layer {reader} reads the K and V of layer"
+                f" {sources[reader]}: both must be on one rank"
+            )
+            return what, f"a rank may end before layer: {', '.join(map(str, legal)) or 'nowhere'}"
+    return None
 
 
 def _single(card: Device) -> Option:

@@ -78,6 +78,8 @@ class Plan:
     break_even_tokens: int | None
     checkpoints: int = 0
     """State slots of the prefix cache, beside one for each running request (models with recurrent layers)."""
+    choice: str = ""
+    """Which layout serves and why, where it was chosen among several ("": it was not)."""
     most_tokens: int = 0
     """The largest pool that fits; `kv_tokens` may be less where nobody asked for so many."""
     priced: tuple[Priced, ...] = ()

@@ -9,8 +9,8 @@ block; KV rows of its attention layers for *all* tokens; full-width states of it
 from the host's copy. Tensor layout: every rank holds a share of every layer by the weight vector, and the KV rows of
 its tokens, of all layers, by the token vector; states by heads, like the weights.
 
-Beside the rows of the pool a rank has a page of padding, to which rows point that count for nothing; the CPU alone has
-none, for it computes no such rows.
+Beside the rows of the pool a rank has a page of padding, to which rows point that count for nothing. The CPU has one in
+the tensor layout alone: elsewhere it computes no such rows.
 
 Pure.
 """
@@ -38,7 +38,12 @@ class Option:
     expert_layers: int = 0
     resident: bool = False
     host_only: bool = False
-    """No rank is a card: the embedding table lies with the other weights."""
+    """No rank is a card: the embedding table lies with the other weights. The ranks, one or several, share the CPU."""
+
+    @property
+    def shares_device(self) -> bool:
+        """Whether several ranks hold their lines on one device: each line then names its rank."""
+        return self.host_only and len(self.ranks) > 1
 
     @property
     def flips(self) -> bool:
@@ -95,7 +100,7 @@ def _stack(job: Job, option: Option, part: range, *, first: bool, last: bool) ->
         weights += sum(layer.bytes for layer in job.drafting)
         read += job.head_bytes
         kept += job.drafting
-    if option.host_only and first and not job.shape.tied:
+    if option.host_only and first and not (last and job.shape.tied):
         weights += job.embedding_bytes
     kv_row, windows = job.rows_of(kept, on_cpu=option.host_only)
     padding = 0 if option.host_only else PAGE * (kv_row + sum(rows.row for rows in windows))
@@ -112,15 +117,16 @@ def last_share(job: Job, option: Option) -> Share:
     return _stack(job, option, range(0), first=False, last=True)
 
 
-def tensor_shares(job: Job, shard: Shard) -> tuple[Share, ...]:
-    """Of each rank in the tensor layout. (Experts on the CPU go with the pipeline layout alone.)"""
-    key = (TENSOR, shard.weights, shard.tokens)
+def tensor_shares(job: Job, shard: Shard, *, on_cpu: bool = False) -> tuple[Share, ...]:
+    """Of each rank in the tensor layout. (Experts on the CPU go with the pipeline layout alone.) `on_cpu`: all ranks
+    are on the CPU, and the embedding table is divided with the other weights."""
+    key = (TENSOR, shard.weights, shard.tokens, on_cpu)
     if key not in job.memo:
-        job.memo[key] = _shards(job, shard)
+        job.memo[key] = _shards(job, shard, on_cpu)
     return job.memo[key]
 
 
-def _shards(job: Job, shard: Shard) -> tuple[Share, ...]:
+def _shards(job: Job, shard: Shard, on_cpu: bool) -> tuple[Share, ...]:
     count = len(shard.weights)
     weights, copies, reads, states = [0.0] * count, [0.0] * count, [0.0] * count, [0.0] * count
     for layer, drafting, times in job.alike:
@@ -136,12 +142,13 @@ def _shards(job: Job, shard: Shard) -> tuple[Share, ...]:
                 reads[rank] += times * (own + copied * (1 - mixer[rank]) - unread)
     head = _fractions(max(1, job.shape.vocab // VOCABULARY_UNIT), shard.weights)
     rows = _fractions(0, shard.tokens) if shard.tokens else (1 / count,) * count
-    kv_row, windows = job.rows_of((*job.layers, *job.drafting), on_cpu=False)
+    tables = job.head_bytes + job.drafting_bytes + (job.embedding_bytes if on_cpu and not job.shape.tied else 0)
+    kv_row, windows = job.rows_of((*job.layers, *job.drafting), on_cpu=on_cpu)
     padding = PAGE * (kv_row + sum(rows.row for rows in windows))
     granule = PAGE * (sum(shard.tokens) or count)
     return tuple(
         Share(
-            weights=weights[rank] + (job.head_bytes + job.drafting_bytes) * head[rank] + job.shape.other_bytes,
+            weights=weights[rank] + tables * head[rank] + job.shape.other_bytes,
             kv_copies=copies[rank],
             kv_row=kv_row * rows[rank],
             kv_fixed=padding,

@@ -26,7 +26,7 @@ from budget.ceilings import Ceilings, Device
 from budget.cuts import rates
 from budget.facts import GIB, KV_BLOCKS, MIB, Doubt, ModelShape
 from budget.job import Job, settle
-from budget.ledger import MOMENTS, PIPELINE, TENSOR, Line, held_bytes
+from budget.ledger import MOMENTS, PIPELINE, TENSOR, Line, held_bytes, lines_at, peak_bytes
 from budget.options import ALL_CARDS, CPU_ONLY, EXPERTS, WITH_CPU, WishError, chosen, options
 from budget.outcome import Advice, Binds, Plan, Priced, Refusal, Unknown
 from budget.placement import Option
@@ -78,6 +78,8 @@ def plan(ceilings: Ceilings, shape: ModelShape, wish: Wish) -> Plan | Refusal | 
 def _fastest_first(job: Job, ceilings: Ceilings, groups: Sequence[Sequence[Option]]) -> list[Sequence[Option]]:
     """A flip must earn its keep: where one layout is the faster one for prompts and for answers, it comes first.
 
+    Likewise CPU ranks leave the layout that they rest in only for one that is clearly faster.
+
     The order must not depend on how much memory there is (see `plan`), so it is told by the cuts by speed alone.
     """
     alone = [group for group in groups if not _ways_out(group)]
@@ -85,7 +87,8 @@ def _fastest_first(job: Job, ceilings: Ceilings, groups: Sequence[Sequence[Optio
         return list(groups)
     seconds = {id(group): _job_seconds(job, group[0], ceilings) for group in alone}
     best = min(alone, key=lambda group: seconds[id(group)])
-    earned = _EARNED if alone[0][0].flips else 1.0
+    first = alone[0][0]
+    earned = _EARNED if first.flips or first.host_only else 1.0
     if seconds[id(best)] < seconds[id(alone[0])] * earned:
         alone.sort(key=lambda group: seconds[id(group)])
     return [*alone, *(group for group in groups if _ways_out(group))]
@@ -103,11 +106,8 @@ def _passed_over(taken: Trial, devices: Sequence[Device], tried: Sequence[Trial]
             speeds = speeds_by_speed(job, option, ceilings)
             prefill, decode = speeds.get(PIPELINE) or speeds[TENSOR], speeds.get(TENSOR) or speeds[PIPELINE]
             slower = job_seconds(speeds) > job_seconds(taken.speeds)
-            why = (
-                "slower on these devices"
-                if slower
-                else "about as fast: with both layouts the server measures which pays"
-            )
+            near = "with both layouts the server measures which pays" if taken.option.flips else "by estimate"
+            why = "slower on these devices" if slower else f"about as fast: {near}"
             found.append(Priced(option.name, None, prefill.prefill_tok_s, decode.decode_tok_s, why))
     return tuple(found)
 
@@ -146,21 +146,35 @@ def _made(trial: Trial, tried: Sequence[Trial], passed_over: Sequence[Priced] = 
         running=job.running,
         lines=lines,
         binds=_binds(trial, lines),
-        rank_tokens=tuple(_rank_tokens(trial, index) for index in option.ranks),
+        rank_tokens=_rank_tokens(trial),
         speeds=trial.speeds,
         flip_s=flip_s,
         break_even_tokens=even,
         checkpoints=job.checkpoints,
         most_tokens=trial.most,
+        choice=_choice(trial, tried),
         priced=(*_priced(trial, tried), *passed_over),
         doubts=(*ceilings.doubts, *_doubts(trial)),
     )
 
 
-def _rank_tokens(trial: Trial, device: int) -> int:
-    """What this rank alone would allow; a rank without KV rows bounds nothing and is given the plan's own number."""
-    tokens = trial.room.devices[device]
-    return trial.tokens if tokens >= TOKENS_MAX else max(0, tokens // PAGE * PAGE)
+def _rank_tokens(trial: Trial) -> tuple[int, ...]:
+    """What each rank alone would allow; a rank without KV rows bounds nothing and is given the plan's own number."""
+    if trial.option.shares_device:
+        return tuple(_beside_others(trial, rank) for rank in range(len(trial.option.ranks)))
+    alone = [trial.room.devices[device] for device in trial.option.ranks]
+    return tuple(trial.tokens if tokens >= TOKENS_MAX else max(0, tokens // PAGE * PAGE) for tokens in alone)
+
+
+def _beside_others(trial: Trial, rank: int) -> int:
+    """Of ranks with one memory: what it leaves this one for its rows when the others have theirs for the largest pool
+    that fits."""
+    device, most = trial.ceilings.devices[trial.option.ranks[rank]], trial.most
+    own = sum(t.per_token for t in trial.terms if t.name == host_lines.of_rank(host_lines.KV, rank) and not t.until)
+    if not own or device.ceiling_bytes is None or trial.room.tokens >= TOKENS_MAX:
+        return trial.tokens
+    left = device.ceiling_bytes - peak_bytes(lines_at(trial.terms, most), device.index)
+    return (most + max(0, int(left / own))) // PAGE * PAGE
 
 
 def _binds(trial: Trial, lines: Sequence[Line]) -> Binds:
@@ -177,7 +191,35 @@ def _binds(trial: Trial, lines: Sequence[Line]) -> Binds:
         return Binds(
             device, pool.name if pool is not None else largest.name, f"nothing yet: {name} would hold {most} tokens"
         )
-    return Binds(device, pool.name if pool is not None else largest.name, f"{name} is full at {most} tokens ({moment})")
+    why = f"{name} is full at {most} tokens ({moment})"
+    if trial.option.shares_device:
+        tokens = _rank_tokens(trial)
+        rank = tokens.index(min(tokens))
+        pool = next((line for line in own if line.name == host_lines.of_rank(host_lines.KV, rank)), pool)
+        why += f", and rank {rank} needs most for each of them"
+    return Binds(device, pool.name if pool is not None else largest.name, why)
+
+
+def _choice(taken: Trial, tried: Sequence[Trial]) -> str:
+    """Which layout CPU ranks have and why, where nobody asked for one."""
+    option, wish = taken.option, taken.job.wish
+    vectors = wish.pipeline_ratio or wish.weight_vector or wish.token_vector
+    if not option.shares_device or wish.layout != "auto" or vectors:
+        return ""
+    own = option.layouts[0]
+    other = TENSOR if own == PIPELINE else PIPELINE
+    groups = options(taken.job, taken.ceilings, chosen(taken.ceilings, wish))
+    rest = next((each for group in groups for each in group if other in each.layouts), None)
+    if rest is None:
+        return f"{own} layout: this model cannot be divided among so many ranks in the {other} layout"
+    if any(trial.option.name == rest.name and trial.tokens < taken.tokens for trial in tried):
+        return f"{own} layout: the {other} layout leaves less room for tokens"
+    ratio = job_seconds(speeds_by_speed(taken.job, rest, taken.ceilings)) / job_seconds(taken.speeds)
+    if own == TENSOR:
+        return f"tensor layout: by estimate {ratio:.1f} times as fast for a whole request as the pipeline layout"
+    return (
+        f"pipeline layout: by estimate the tensor layout is {1 / ratio:.1f} times as fast, which is not clearly faster"
+    )
 
 
 def _flip(trial: Trial) -> tuple[float | None, int | None]:
@@ -258,6 +300,8 @@ def _refused(tried: Sequence[Trial]) -> Refusal:
         f" {_mib(short.needed)} MiB {where}, {short.available // MIB} MiB may be used,"
         f" {_mib(short.bytes)} MiB are missing"
     )
+    if trial.option.shares_device:
+        reason += _rank_words(trial, device)
     return Refusal(
         shape=job.shape,
         wish=job.wish,
@@ -270,6 +314,24 @@ def _refused(tried: Sequence[Trial]) -> Refusal:
         lines=trial.least_lines,
         priced=_priced(trial, tried, none_taken=True),
         doubts=(*trial.ceilings.doubts, *_doubts(trial)),
+    )
+
+
+def _rank_words(trial: Trial, device: Device) -> str:
+    """Ranks take of one memory in turn, after what the server itself needs: how much each needs, and which one is the
+    first that finds too little."""
+    held = {line.name: line.bytes for line in trial.least_lines if line.device == device.index}
+    ranks = range(len(trial.option.ranks))
+    needs = [sum(size for name, size in held.items() if name.endswith(host_lines.of_rank("", rank))) for rank in ranks]
+    left = (device.ceiling_bytes or 0) - (sum(held.values()) - sum(needs))
+    rank = 0
+    while needs[rank] <= left and rank < len(needs) - 1:
+        left -= needs[rank]
+        rank += 1
+    each = ", ".join(f"rank {rank} {_mib(need)}" for rank, need in enumerate(needs))
+    return (
+        f". Of it the ranks need {each} MiB; for rank {rank}, which needs {_mib(needs[rank])} MiB,"
+        f" {max(0, left) // MIB} MiB are left"
     )
 
 
@@ -314,12 +376,16 @@ def _doubts(trial: Trial) -> list[Doubt]:
     if host.ceiling_bytes is None and held:
         what = "host memory is unknown"
         found.append(Doubt("host", what, f"{-(-held // MIB)} MiB of host lines are planned and not checked"))
-    for index in trial.option.ranks:
+    for index in dict.fromkeys(trial.option.ranks):
         device = trial.ceilings.devices[index]
         found_rates = rates(trial.job, device)
         if not found_rates.sure:
             taken = f"{found_rates.read_bytes_s / 1e9:.0f} GB/s"
             found.append(Doubt(f"speed of {device.name}", found_rates.source, taken))
+    wish, ranks = trial.job.wish, len(trial.option.ranks)
+    if trial.option.shares_device and 0 < wish.cores < ranks * wish.threads:
+        what = f"{ranks} ranks of {_several(wish.threads, 'thread')} on {_several(wish.cores, 'core')}"
+        found.append(Doubt("CPU ranks", what, "they share cores: right, and slower than ranks with cores of their own"))
     return found
 
 
@@ -337,11 +403,13 @@ def _check(shape: ModelShape, wish: Wish) -> None:
             "raise --kv-tokens or lower --context",
         )
     _check_rows(shape, wish.kv_type)
-    if wish.pipeline_ratio and shape.nextn and sum(wish.pipeline_ratio) == len(shape.layers) + len(shape.nextn):
+    total, layers = sum(wish.pipeline_ratio), len(shape.layers)
+    if total > layers:
+        blocks = f"; {layers + len(shape.nextn)} counts the drafting block, which is not cut" if shape.nextn else ""
         raise WishError(
             "pipeline_ratio",
-            f"{sum(wish.pipeline_ratio)} counts the drafting block; the backbone has {len(shape.layers)} layers",
-            f"give numbers that sum to {len(shape.layers)}",
+            f"{'+'.join(map(str, wish.pipeline_ratio))} = {total}, and the backbone has {layers} layers{blocks}",
+            f"give numbers that sum to {layers}, or smaller ones as shares",
         )
 
 
@@ -374,6 +442,10 @@ def _nothing_usable(ceilings: Ceilings, shape: ModelShape, wish: Wish) -> Refusa
     reason = f"{shape.name} ({shape.quant}) has no device to run on: {why}"
     device = max(known, key=lambda device: device.total_bytes or 0)
     return Refusal(shape, wish, ceilings, "no device", reason, device.index, shape.weights_bytes, 0, ())
+
+
+def _several(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _mib(count: int) -> int:

@@ -87,7 +87,7 @@ def settings_of(wish: Wish) -> dict[str, str | int]:
         "kv_type": wish.kv_type,
         "max_running": wish.running,
         "chunk": wish.chunk,
-        "devices": ",".join(wish.devices) or "auto",
+        "devices": f"cpu:{wish.cpu_ranks}" if wish.cpu_ranks > 1 else ",".join(wish.devices) or "auto",
         "layout": wish.layout,
         "flip": wish.flip,
         "weight_vector": _joined(wish.weight_vector),

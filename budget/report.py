@@ -82,6 +82,7 @@ def summary(plan: Plan) -> list[str]:
     """A few lines for `homeserve up`: what is planned, what each device will hold, what binds, how much is in doubt."""
     pool = f"{grouped(plan.kv_tokens)} tokens of {plan.wish.kv_type} KV"
     lines = [f"context {grouped(plan.context)}, {pool}, {counted(plan.running, 'request')} at once: {plan.option}"]
+    lines += [plan.choice] if plan.choice else []
     moments = moments_of(plan.layouts)
     used = [device for device in plan.ceilings.devices if any(line.device == device.index for line in plan.lines)]
     for device in used[:_TOLD_DEVICES]:

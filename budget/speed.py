@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from budget.cards import known_rates, link_gb_s
 from budget.ceilings import Device
@@ -112,6 +112,8 @@ class DeviceRates:
     ops_efficiency: float = OPS_EFFICIENCY
     layer_s: float = LAYER_S
     collective_s: float = COLLECTIVE_S
+    memory_bytes_s: float = 0.0
+    """What the memory gives to all that read it at once, where several ranks may (0: nobody shares it)."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,16 @@ def _cpu_rates(device: Device, cores: int | None) -> DeviceRates:
         ops_efficiency=CPU_OPS_EFFICIENCY,
         layer_s=CPU_LAYER_S,
         collective_s=CPU_COLLECTIVE_S,
+        memory_bytes_s=memory,
     )
+
+
+def shared_rates(alone: DeviceRates, ranks: int, threads: int, cores: int) -> DeviceRates:
+    """What each of `ranks` ranks of `threads` threads gets of a CPU while all of them compute. They share its memory,
+    and its cores (0: each thread has one)."""
+    part = min(1.0, cores / (ranks * threads)) if cores and threads else 1.0
+    read = min(alone.read_bytes_s * part, alone.memory_bytes_s / ranks if alone.memory_bytes_s else alone.read_bytes_s)
+    return replace(alone, read_bytes_s=read, int8_ops_s=alone.int8_ops_s * part)
 
 
 def pipeline_speed(

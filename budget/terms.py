@@ -13,6 +13,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from budget import host_lines
 from budget.ceilings import Ceilings, Device
@@ -20,7 +21,9 @@ from budget.facts import MIB
 from budget.job import Job, Share
 from budget.ledger import ALWAYS, BOOT, FLIP, PIPELINE, TENSOR, Term
 from budget.placement import Option
+from budget.ranks import act_bytes, act_sizes, plans_in_flight
 
+FLOAT_BYTES = 4
 RUNTIME_BYTES = 1500 * MIB
 """What driver, compositor and runtime take of a unified device's memory beside the model: a reserve. Weights need no
 staging there: they are written where they are read."""
@@ -50,27 +53,31 @@ def terms(
     """Every line of the ledger, as bytes and bytes a token. `tensor` is empty where that layout does not serve, and
     `pipeline` where only the tensor layout does."""
     found: list[Term] = []
+    shared = option.shares_device
     for rank, index in enumerate(option.ranks):
         device = ceilings.devices[index]
         before = pipeline[rank] if pipeline else None
         after = tensor[rank] if tensor else None
-        found += _weights(option, index, before, after)
-        found += _pools(job, option, index, before, after)
-        found += _standing(job, option, device)
+        own = [
+            *_weights(option, index, before, after),
+            *_pools(job, option, index, before, after),
+            *_standing(job, option, device, rank),
+        ]
+        found += [replace(term, name=host_lines.of_rank(term.name, rank)) for term in own] if shared else own
     return [*found, *_host(job, option, ceilings)]
 
 
 def standing_bytes(job: Job, option: Option, device: Device) -> float:
     """What a rank holds at its worst moment whatever the cut: all but weights, rows and states."""
-    found = list(_standing(job, option, device))
+    found = list(_standing(job, option, device, option.ranks.index(device.index)))
     return max(sum(term.most for term in found if moment in term.held) for moment in ALWAYS)
 
 
-def _standing(job: Job, option: Option, device: Device) -> Iterable[Term]:
-    yield _activations(job, option, device)
+def _standing(job: Job, option: Option, device: Device, rank: int) -> Iterable[Term]:
+    yield _activations(job, option, device, rank)
     if device.kind != "cpu":
         yield from _card(job, option, device)
-    if job.wish.vision and job.shape.vision_bytes and device.index == option.ranks[0]:
+    if job.wish.vision and job.shape.vision_bytes and rank == 0:
         yield Term(device.index, "vision", job.shape.vision_bytes, ALWAYS, "computed", "the tower")
 
 
@@ -114,7 +121,7 @@ def _pools(job: Job, option: Option, device: int, before: Share | None, after: S
         note = f"{job.running} requests, {job.wish.state_bits}-bit"
         if option.host_only and job.checkpoints:
             # The checkpoints lie in the same pool: a copy between slots is a copy within the host's memory.
-            state += job.checkpoints * job.state_bytes
+            state += job.checkpoints * state / job.running
             note = f"{job.running} requests and {job.checkpoints} checkpoints, {job.wish.state_bits}-bit"
         yield Term(device, host_lines.STATE, state, ALWAYS, "computed", note)
 
@@ -156,15 +163,24 @@ def _most(share: Share) -> float:
     return share.kv_fixed + share.windows_most
 
 
-def _activations(job: Job, option: Option, device: Device) -> Term:
+def _activations(job: Job, option: Option, device: Device, rank: int) -> Term:
     threads = max(1, job.wish.threads) if device.kind == "cpu" else 1
-    head = TENSOR in option.layouts or device.index == option.ranks[-1]
+    head = TENSOR in option.layouts or rank == len(option.ranks) - 1
     size, more = job.workspace(threads, job.logit_rows, head=head)
+    if TENSOR in option.layouts and option.shares_device:
+        size += _gathered(job)
     note = f"{job.rows} rows: a chunk of {job.wish.chunk} beside {job.running} requests"
     if head:
         note += f"; {job.logit_rows} rows of logits"
     note += "; grows with the context"
     return Term(device.index, host_lines.WORKSPACE, size, ALWAYS, "computed", note, more, job.context)
+
+
+def _gathered(job: Job) -> int:
+    """Buffers of a rank of the tensor layout for what it gets of the others: q, k and v of all heads, and an attention
+    of all heads over its own rows."""
+    attended = job.shape.attended_elements or job.shape.mixer_width
+    return (job.shape.mixer_width + attended) * job.rows * FLOAT_BYTES
 
 
 def _card(job: Job, option: Option, device: Device) -> Iterable[Term]:
@@ -193,12 +209,19 @@ def _host(job: Job, option: Option, ceilings: Ceilings) -> Iterable[Term]:
     yield Term(cpu, host_lines.ENGINE_PROCESS, engine, ALWAYS, "measured", "Python, HTTP, tokenizer")
     workers = host_lines.worker_bytes("cpu", threads) * (ranks - len(cards)) + CARD_WORKER_BYTES * len(cards)
     note = "Python and NumPy" if not cards else f"{ranks} of them, with the host's part of a context"
+    if option.shares_device:
+        note = f"{ranks} of them, Python and NumPy"
     yield Term(cpu, host_lines.WORKER_PROCESSES, workers, ALWAYS, "reserve" if cards else "measured", note)
     templates = host_lines.template_bytes()
     yield Term(cpu, host_lines.TEMPLATE_PROCESS, templates, ALWAYS, "measured", "renders chat templates")
     groups = 1 + len(job.shape.windows)
-    log = host_lines.plan_log_bytes(ranks, job.running, job.wish.chunk, job.context, groups=groups)
+    layout = option.layouts[0]
+    flying = plans_in_flight(ranks, layout) if option.host_only else 2
+    log = host_lines.plan_log_bytes(ranks, job.running, job.wish.chunk, job.context, flying, groups=groups)
     yield Term(cpu, host_lines.PLAN_LOG, log, ALWAYS, "computed", "shared memory between the processes")
+    if option.shares_device:
+        acts = act_bytes(ranks, act_sizes(job.shape, ranks, layout, job.rows, job.running))
+        yield Term(cpu, host_lines.ACTS, acts, ALWAYS, "computed", "shared memory for what ranks exchange")
     if option.expert_layers:
         size = sum(layer.expert_bytes for layer in job.layers[: option.expert_layers])
         yield Term(cpu, "experts", size, ALWAYS, "computed", f"routed experts of {option.expert_layers} layers")

@@ -93,10 +93,10 @@ def best_trial(job: Job, option: Option, ceilings: Ceilings, *, capped: bool) ->
 
 def _variants(job: Job, option: Option, ceilings: Ceilings) -> Iterable[tuple[Option, Cut | None, Shard | None]]:
     """Every combination of cut and shard that is worth a look."""
-    if option.host_only:
+    if len(option.ranks) == 1 and option.host_only:
         yield option, Cut(((0, len(job.layers)),)), None
         return
-    if ceilings.devices[option.ranks[0]].kind == "cpu":
+    if not option.host_only and ceilings.devices[option.ranks[0]].kind == "cpu":
         yield option, cut_with_cpu(job, option, ceilings, comfort(job)), None
         return
     if option.name == EXPERTS:
@@ -115,7 +115,7 @@ def _trial(
     pipeline = pipeline_shares(job, option, cut) if cut is not None else ()
     if shard is not None and not shard.tokens:
         shard = replace(shard, tokens=token_vector(job, option, ceilings, pipeline, shard))
-    tensor = tensor_shares(job, shard) if shard is not None else ()
+    tensor = tensor_shares(job, shard, on_cpu=option.host_only) if shard is not None else ()
     found = tuple(terms(job, option, ceilings, pipeline, tensor))
     space = room(found, ceilings)
     granule = PAGE * (sum(shard.tokens) if shard is not None else 1)
@@ -161,7 +161,7 @@ def speeds_by_speed(job: Job, option: Option, ceilings: Ceilings) -> dict[str, L
     cut = cuts(job, option, ceilings)[0] if PIPELINE in option.layouts else None
     shard = shards(job, option, ceilings)[0] if TENSOR in option.layouts else None
     pipeline = pipeline_shares(job, option, cut) if cut is not None else ()
-    tensor = tensor_shares(job, shard) if shard is not None else ()
+    tensor = tensor_shares(job, shard, on_cpu=option.host_only) if shard is not None else ()
     return _speeds(job, option, ceilings, pipeline, tensor)
 
 
@@ -175,16 +175,22 @@ def _speeds(
     job: Job, option: Option, ceilings: Ceilings, pipeline: Sequence[Share], tensor: Sequence[Share]
 ) -> dict[str, LayoutSpeed]:
     there, hidden = [rates(job, ceilings.devices[index]) for index in option.ranks], job.shape.hidden
+    at_once = len(option.ranks) if option.shares_device else 1
+    busy = [rates(job, ceilings.devices[index], at_once) for index in option.ranks]
     found = {}
     if pipeline:
-        found[PIPELINE] = pipeline_speed([_work(job, share) for share in pipeline], there, hidden, len(job.layers))
+        work = [_work(job, share) for share in pipeline]
+        found[PIPELINE] = pipeline_speed(work, there, hidden, len(job.layers))
+        if option.shares_device:  # all of them at once compute a prompt; the token of one request is at one of them
+            prompts = pipeline_speed(work, busy, hidden, len(job.layers))
+            found[PIPELINE] = replace(found[PIPELINE], prefill_tok_s=prompts.prefill_tok_s)
         if option.expert_layers:
             layers = job.layers[: option.expert_layers]
             away = Share(0, read=sum(layer.expert_bytes * layer.used_experts for layer in layers))
             host = rates(job, ceilings.devices[-1])
             found[PIPELINE] = experts_away(found[PIPELINE], _work(job, away), host, there, hidden, len(layers))
     if tensor:
-        found[TENSOR] = tensor_speed([_work(job, share) for share in tensor], there, hidden, len(job.layers))
+        found[TENSOR] = tensor_speed([_work(job, share) for share in tensor], busy, hidden, len(job.layers))
     return found
 
 

@@ -64,6 +64,13 @@ def layers_of_ratio(ratio: Sequence[int], layers: int) -> tuple[int, ...]:
     return tuple(ratio) if sum(ratio) == layers else apportion(layers, ratio, at_least=1)
 
 
+def legal_ends(layers: int, kv_sources: Iterable[tuple[int, int]]) -> tuple[int, ...]:
+    """Where a rank that is not the last may end: no layer (the first of a pair) is parted from the one whose K and V it
+    reads."""
+    barred = {end for layer, source in kv_sources for end in range(source + 1, layer + 1)}
+    return tuple(end for end in range(1, layers) if end not in barred)
+
+
 def heads_together(columns: int, block_len: int) -> int:
     """The fewest heads of `columns` columns each that are whole blocks of a matrix that sums over their columns."""
     return block_len // math.gcd(columns, block_len)

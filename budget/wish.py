@@ -19,7 +19,9 @@ DEFAULT_HOST_FLOOR = 256 * MIB
 class Wish:
     """The settings that a plan depends on, as `homeserve up` and `homeserve budget` have them.
 
-    `devices` are words of `--devices` (empty: auto). `layout` is auto, pipeline or tensor; `flip` auto or off.
+    `devices` are words of `--devices` (empty: auto); `cpu_ranks` ranks share the CPU where it is the only device. Each
+    of them computes on `threads`, and all of them have `cores` (0: not known). `layout` is auto, pipeline or tensor;
+    `flip` auto or off.
     `cpu_moe`: layers whose routed experts stay on the CPU; -1 is "the planner's choice", 0 none.
     `floor_bytes`: what must remain free at the peak on every card and the host; None takes the defaults (1024 MiB a
     card, 256 MiB of the host, nothing on unified devices).
@@ -32,6 +34,7 @@ class Wish:
     chunk: int = 256
     logit_rows: int = 0
     devices: tuple[str, ...] = ()
+    cpu_ranks: int = 1
     layout: str = "auto"
     flip: str = "auto"
     weight_vector: tuple[int, ...] = ()
@@ -44,6 +47,7 @@ class Wish:
     state_bits: int = 32
     floor_bytes: int | None = None
     threads: int = 0
+    cores: int = 0
     peer_groups: tuple[int, ...] = ()
     """Bytes of peer aperture that each process group maps."""
     exclusive: bool = True

@@ -1,11 +1,12 @@
 """The composition root: it makes every part in order, hands each what it needs, and takes them down in reverse.
 
-    port ▸ server ▸ model found ▸ its facts ▸ plan ▸ fleet ▸ weights on the rank │ tokenizer ▸ engine ▸ ready
+    port ▸ server ▸ model found ▸ its facts ▸ plan ▸ ranks ▸ fleet ▸ their weights │ tokenizer ▸ engine ▸ ready
 
-The port comes first: one that is taken is said at once, and `/health` tells how far the load is. The worker process is
-spawned as soon as the plan is known, so that its interpreter starts beside what the engine process still has to do; the
-tokenizer is built while the weights load. One `AsyncExitStack` holds what was made: whatever goes wrong, and wherever
-Ctrl-C strikes, the same unwinding runs, and no process, name or file is left.
+The plan says how many ranks there are and what each of them is (`layouts.ranks`); fleet, load, engine and status take
+their part of that. The port comes first: one that is taken is said at once, and `/health` tells how far the load is.
+The worker processes are spawned as soon as the plan is known, so that their interpreters start beside what the engine
+process still has to do; the tokenizer is built while the weights load. One `AsyncExitStack` holds what was made:
+whatever goes wrong, and wherever Ctrl-C strikes, the same unwinding runs, and no process, name or file is left.
 
 Nothing here prints. What a person is told goes through a `Watcher`. Imports of the heavier rooms stand where they are
 needed, so that the port is bound and the first line printed before NumPy, aiohttp and the tokenizer library are in.
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from budget.facts import Box
+from budget.host import allowed_threads, physical_cores
 from budget.plan import Plan
 from budget.probe import read_box
 from budget.wish import PAGE
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from homeserve.engine.engine import Engine
     from homeserve.engine.request import EngineLimits
     from homeserve.fleet import Fleet, Loss
+    from homeserve.layouts.ranks import RankPlan
     from homeserve.server.application import HttpServer
     from homeserve.text.templates import TemplateHost
     from homeserve.text.tokenizer import Tokenizer
@@ -161,16 +164,19 @@ class App:
         self._progress("reading the model's facts", None, None)
         facts = await asyncio.to_thread(read_model, path, self.settings)
         self._stack.callback(facts.checkpoint.close)
-        from homeserve.sizing import engine_limits, plan_of
+        from homeserve.sizing import engine_limits, plan_of, ranks_of_plan
 
         plan = plan_of(self.settings, facts, box)
+        ranks = ranks_of_plan(self.settings, plan, box, physical_cores(allowed_threads()))
         model = replace(facts.info, context=plan.context)
         self._watcher.on_plan(model, plan)
         self._memory.planned(plan, box.memory, facts.checkpoint)
-        limits = engine_limits(self.settings, plan)
+        self._warn_if_crowded(ranks)
+        limits = engine_limits(self.settings, plan, ranks)
+        self.context.ranks = ranks
         relay = Relay()
-        fleet = await self._make_fleet(limits, relay)
-        tokenizer = await self._load_both(fleet, facts, plan, limits)
+        fleet = await self._make_fleet(limits, ranks, relay)
+        tokenizer = await self._load_both(fleet, facts, plan, limits, ranks)
         await self._start_engine(fleet, relay, limits)
         self.context.model = model
         self.context.fleet = fleet
@@ -181,10 +187,9 @@ class App:
         facts.checkpoint.drop_pages()
         return model
 
-    async def _make_fleet(self, limits: EngineLimits, relay: Relay) -> Fleet:
+    async def _make_fleet(self, limits: EngineLimits, ranks: RankPlan, relay: Relay) -> Fleet:
         from homeserve.engine.scheduler import plan_bytes_limit, result_bytes_limit
         from homeserve.fleet import Fleet, FleetSpec
-        from homeserve.sizing import PLANS_IN_FLIGHT
         from homeserve.wire.segments import sweep
 
         settings = self.settings
@@ -192,25 +197,30 @@ class App:
         if swept:
             log.info("swept shared memory that a killed server left", extra={"names": ",".join(swept)})
         spec = FleetSpec(
-            ranks=1,
+            ranks=ranks.ranks,
             backend=self.backend,
             device_index=0,
-            threads=settings.threads,
+            threads=ranks.threads,
             isa=settings.isa or "",
-            plans_in_flight=PLANS_IN_FLIGHT,
+            plans_in_flight=ranks.plans_in_flight,
             plan_timeout_s=settings.plan_timeout_s,
             slot_bytes=plan_bytes_limit(limits),
             report_slot_bytes=result_bytes_limit(limits),
             fault=settings.fault,
             capture_dir=settings.capture_dir,
             log_level=settings.log_level.upper(),
+            cores=ranks.cores,
+            acts=ranks.acts,
+            spin_us=ranks.spin_us,
         )
         fleet = Fleet(spec, relay)
         self._stack.push_async_callback(fleet.stop)
         return fleet
 
-    async def _load_both(self, fleet: Fleet, facts: ModelFacts, plan: Plan, limits: EngineLimits) -> Tokenizer:
-        """Weights on the rank and the tokenizer here, at the same time.
+    async def _load_both(
+        self, fleet: Fleet, facts: ModelFacts, plan: Plan, limits: EngineLimits, ranks: RankPlan
+    ) -> Tokenizer:
+        """Weights on the ranks and the tokenizer here, at the same time.
 
         Raises BudgetError where the kernel killed the worker for memory: the plan was wrong, or is not true any more.
         """
@@ -228,10 +238,14 @@ class App:
             deterministic=self.settings.deterministic,
             state_slots=state_slots(plan),
             window_slots=limits.window_slots,
+            layout=ranks.layout,
+            ranges=ranks.ranges if ranks.ranks > 1 else (),
+            weight_vector=ranks.weight_vector,
+            token_vector=ranks.token_vector,
         )
 
         async def load() -> None:
-            self._progress("starting the worker", None, None)
+            self._progress("starting the worker" if ranks.ranks == 1 else "starting the workers", None, None)
             self._spawned.set()
             await fleet.start()
             await fleet.load(spec, self._progress)
@@ -337,6 +351,13 @@ class App:
         if not read_api_keys(self.settings.api_key_file) and not is_loopback(listener):
             self._watcher.on_warning(
                 f"everybody who reaches {listener.getsockname()[0]} can use this server: no --api-key-file is set"
+            )
+
+    def _warn_if_crowded(self, ranks: RankPlan) -> None:
+        if ranks.shares_cores:
+            threads = f"{ranks.ranks} ranks of {ranks.threads} thread{'s' * (ranks.threads != 1)}"
+            self._watcher.on_warning(
+                f"{threads} share fewer cores than that: slower than ranks with cores of their own"
             )
 
     def _open_record(self, listener: socket.socket, url: str) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from budget.ranks import CPU_RANKS_MOST
 from homeserve.errors import SettingError
 
 if TYPE_CHECKING:
@@ -35,6 +36,10 @@ FAULT = "HOMESERVE_FAULT"
 _OURS = ENV_PREFIX + "TEST"
 """Variables of the test scripts, which are no settings."""
 
+VECTOR_MAX = 64
+NUMBER_MAX = 1 << 20
+"""Numbers of a vector, and the largest of them."""
+
 _YES = {"on", "yes", "true", "1"}
 _NO = {"off", "no", "false", "0"}
 
@@ -46,7 +51,8 @@ _NO = {"off", "no", "false", "0"}
 class Option:
     """How one field of `Settings` is said and checked.
 
-    `kind`: text | path | int | float | switch (on|off) | flag (present or not; on|off outside argv).
+    `kind`: text | path | int | float | switch (on|off) | flag (present or not; on|off outside argv) | vector (whole
+    numbers with commas between, one for each rank; () is auto) | devices.
     `later` maps values that a later version will know to the feature they need; `inert` lists the only values that an
     option without its feature takes (then the whole option is a promise for later).
     """
@@ -68,6 +74,10 @@ class Option:
         """The typed value of what a person wrote. Raises SettingError that names `said` (the flag, variable or key)."""
         if self.inert:
             return self._inert(value, said, name)
+        if self.kind == "vector":
+            return _vector(value, said, name)
+        if self.kind == "devices":
+            return _devices(value, said, name)
         if self.kind in ("text", "path"):
             return self._text(value, said, name)
         if self.kind in ("switch", "flag"):
@@ -134,6 +144,43 @@ class Option:
         return f"{text} (0 = {self.zero})" if self.zero else text
 
 
+def _vector(value: object, said: str, name: str) -> tuple[int, ...]:
+    """Of `2,1,1`, in a file also of a list; () for auto."""
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    if text.strip().lower() == "auto":
+        return ()
+    fix = "write whole numbers from 1 on with commas between, such as 30,17,17"
+    parts = text.split(",")
+    if len(parts) > VECTOR_MAX:
+        raise SettingError(f"{said}: {len(parts)} numbers", field=name, fix=f"give at most {VECTOR_MAX}")
+    numbers = []
+    for rank, part in enumerate(parts):
+        word = part.strip()
+        if not word.isascii() or not word.removeprefix("-").isdigit() or len(word) > 12:
+            raise SettingError(f"{said}: {word[:40]!r} is not a whole number", field=name, fix=fix)
+        number = int(word)
+        if not 1 <= number <= NUMBER_MAX:
+            what = f"{said}: {number} is outside 1 to {NUMBER_MAX}"
+            raise SettingError(f"{what}: rank {rank} must have a part" if number < 1 else what, field=name, fix=fix)
+        numbers.append(number)
+    return tuple(numbers)
+
+
+def _devices(value: object, said: str, name: str) -> str:
+    """`auto`, `cpu`, or `cpu:N` for N ranks on the CPU (`cpu:0` is the CPU as the budget's page numbers it)."""
+    text, fix = str(value).strip().lower(), f"use cpu, or cpu:N for N ranks, 1 to {CPU_RANKS_MOST}"
+    if text in ("auto", "cpu"):
+        return text
+    count = text.removeprefix("cpu:")
+    if count == text or not (count.isascii() and count.isdigit()):
+        what = "this version computes on the CPU of one box alone"
+        raise SettingError(f"{said}: {what}; {value!r} cannot be used", field=name, fix=fix)
+    if len(count) > 6 or int(count) > CPU_RANKS_MOST:
+        what = f"{said}: {text[:40]} is more ranks than the CPU of one box may have: {CPU_RANKS_MOST}"
+        raise SettingError(what, field=name, fix=fix)
+    return f"cpu:{int(count)}" if int(count) > 1 else "cpu"
+
+
 def _plain(bound: float | None) -> str:
     return "any" if bound is None else f"{bound:g}" if abs(bound) < 1e6 else str(int(bound))
 
@@ -142,7 +189,7 @@ def _option(default: Any, kind: str, help: str, group: str, **more: Any) -> Any:
     return field(default=default, metadata={"option": Option(kind, help, group, **more)})
 
 
-_SERVER, _MODEL, _BOX, _LOAD, _OUT = "Server", "Model", "Box", "Requests", "Output"
+_SERVER, _MODEL, _BOX, _RANKS, _LOAD, _OUT = "Server", "Model", "Box", "Ranks", "Requests", "Output"
 _LATER = "Not in this version (accepted only with the value that changes nothing)"
 
 
@@ -188,7 +235,9 @@ class Settings:
         later=("cuda", "rocm"),
         metavar="NAME",
     )
-    threads: int = _option(0, "int", "compute threads", _BOX, low=0, high=1024, zero="one a usable core")
+    threads: int = _option(
+        0, "int", "compute threads of each CPU rank", _BOX, low=0, high=1024, zero="the usable cores, divided evenly"
+    )
     isa: str | None = _option(
         None,
         "text",
@@ -213,6 +262,39 @@ class Settings:
     )
     deterministic: bool = _option(
         False, "flag", "the same tokens whatever the batch, threads, chunks or restarts", _BOX
+    )
+
+    devices: str = _option(
+        "auto",
+        "devices",
+        f"what the ranks are: auto (= cpu), or cpu:N for N ranks (1 to {CPU_RANKS_MOST}), each a process on the CPU",
+        _RANKS,
+        metavar="D",
+    )
+    layout: str = _option(
+        "auto",
+        "text",
+        "how several ranks hold the model: pipeline (each some layers), tensor (each a shard of every layer) or auto"
+        " (the better one by estimate)",
+        _RANKS,
+        choices=("auto", "pipeline", "tensor"),
+        metavar="L",
+    )
+    pipeline_ratio: tuple[int, ...] = _option(
+        (), "vector", "layers of each rank in the pipeline layout, or shares of them, such as 2,1,1", _RANKS
+    )
+    weight_vector: tuple[int, ...] = _option(
+        (), "vector", "shares of the weights in the tensor layout, such as 30,17,17", _RANKS
+    )
+    token_vector: tuple[int, ...] = _option((), "vector", "shares of the KV rows in the tensor layout", _RANKS)
+    memory: str = _option(
+        "auto",
+        "text",
+        "memory of several ranks: discrete (each has its own), auto (= discrete)",
+        _RANKS,
+        choices=("auto", "discrete"),
+        later=("unified",),
+        metavar="M",
     )
 
     max_running: int = _option(16, "int", "requests computed together", _LOAD, low=1, high=256)
@@ -252,17 +334,9 @@ class Settings:
         env="HOMESERVE_CACHE",
     )
 
-    devices: str = _option(
-        "auto", "text", "a choice of devices other than one CPU rank", _LATER, inert=("auto", "cpu", "cpu:1", "cpu:0")
-    )
-    memory: str = _option("auto", "text", "memory domains", _LATER, inert=("auto",))
-    layout: str = _option("auto", "text", "layouts", _LATER, inert=("auto",))
     flip: str = _option("auto", "text", "the flip between layouts", _LATER, inert=("auto", "off"))
     flip_dwell_s: str = _option("auto", "text", "the flip between layouts", _LATER, inert=("auto",))
     park_deadline_s: str = _option("auto", "text", "the flip between layouts", _LATER, inert=("auto",))
-    pipeline_ratio: str = _option("auto", "text", "the pipeline layout", _LATER, inert=("auto",))
-    weight_vector: str = _option("auto", "text", "the tensor layout", _LATER, inert=("auto",))
-    token_vector: str = _option("auto", "text", "the tensor layout", _LATER, inert=("auto",))
     image_spill: str = _option("off", "text", "layout images on disk", _LATER, inert=("off", "none"))
     draft: str = _option("auto", "text", "speculative drafts", _LATER, inert=("auto", "off"))
     cpu_moe: str = _option("off", "text", "experts on the CPU", _LATER, inert=("off", "none"))
@@ -274,14 +348,29 @@ class Settings:
     warnings: tuple[str, ...] = ()
     """Things that a person should hear and that stop nothing, such as an unknown HOMESERVE_ variable."""
 
+    @property
+    def ranks(self) -> int:
+        """How many ranks `devices` asks for."""
+        return ranks_of(self.devices)
+
     def as_json(self) -> dict[str, Any]:
         """What `--print-config` prints."""
         return {
             "schema": 1,
-            "settings": {name: getattr(self, name) for name in options()},
+            "settings": {name: _shown(getattr(self, name)) for name in options()},
             "sources": dict(self.sources),
             "warnings": list(self.warnings),
         }
+
+
+def ranks_of(devices: str) -> int:
+    """Of `--devices`: auto and cpu are one rank."""
+    return int(devices.partition(":")[2] or 1)
+
+
+def _shown(value: Any) -> Any:
+    """A value as a person would say it."""
+    return (",".join(map(str, value)) or "auto") if isinstance(value, tuple) else value
 
 
 def options() -> dict[str, Option]:
@@ -312,7 +401,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str], cwd: str | Path) -> Se
     except argparse.ArgumentError as error:
         raise SettingError(f"{error.argument_name}: {error.message}", field=_field_of(error.argument_name)) from None
     refuse_unknown(parser, unknown)
-    return resolve(known, environ, cwd)
+    return check_together(resolve(known, environ, cwd))
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -365,6 +454,33 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str], cwd: str | Pa
         sources=sources,
         warnings=tuple(_unknown_variables(environ)),
     )
+
+
+def check_together(settings: Settings) -> Settings:
+    """The same settings. Raises SettingError for those of ranks and layouts that contradict each other."""
+    ranks, layout = settings.ranks, settings.layout
+    of_layout = {"pipeline_ratio": "pipeline", "weight_vector": "tensor", "token_vector": "tensor"}
+    given = [name for name in of_layout if getattr(settings, name)]
+    for name in given:
+        vector = getattr(settings, name)
+        said = f"{settings.sources.get(name, flag(name))} {_shown(vector)}"
+        if ranks == 1:
+            what = f"{said}: divides a model over several ranks, and there is one"
+            raise SettingError(what, field=name, fix=f"say --devices cpu:{len(vector)}, or leave {flag(name)} out")
+        if len(vector) != ranks:
+            what = f"{said}: {len(vector)} numbers for {ranks} ranks"
+            raise SettingError(what, field=name, fix=f"give one number for each rank of --devices {settings.devices}")
+        if layout not in ("auto", of_layout[name]):
+            what = f"{said}: is of the {of_layout[name]} layout, and --layout is {layout}"
+            raise SettingError(what, field=name, fix=f"leave {flag(name)} or --layout out")
+    if len({of_layout[name] for name in given}) > 1:
+        first, second = (settings.sources.get(name, flag(name)) for name in (given[0], given[-1]))
+        what = f"{first} is of the pipeline layout and {second} of the tensor layout; one serves"
+        raise SettingError(what, field=given[-1], fix="leave one of them out")
+    if layout == "tensor" and ranks == 1:
+        what = f"{settings.sources.get('layout', '--layout')} tensor: needs several ranks, and there is one"
+        raise SettingError(what, field="layout", fix="say --devices cpu:N with N from 2 on, or leave --layout out")
+    return settings
 
 
 def toml_paths(environ: Mapping[str, str], cwd: str | Path) -> list[Path]:
@@ -450,6 +566,8 @@ def _help(name: str, option: Option) -> str:
         return option.help
     if option.kind == "switch":
         shown = "on" if default else "off"
+    elif option.kind == "vector":
+        shown = "auto"
     else:
         shown = (
             option.zero if default == 0 and option.zero else f"{default:g}" if option.kind == "float" else str(default)
@@ -460,7 +578,7 @@ def _help(name: str, option: Option) -> str:
 def _metavar(option: Option) -> str:
     if option.inert:
         return option.inert[0]
-    return {"int": "N", "float": "S", "switch": "on|off", "path": "PATH"}.get(option.kind, "TEXT")
+    return {"int": "N", "float": "S", "switch": "on|off", "path": "PATH", "vector": "A,B,..."}.get(option.kind, "TEXT")
 
 
 def _field_of(text: str | None) -> str | None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from budget.advice import Subject, answer
 from budget.facts import KV_BITS, MIB, Box
 from budget.plan import Plan, Refusal, Unknown, WishError
 from budget.question import flags
+from budget.ranks import act_sizes
 from budget.wish import PAGE, Wish
 from homeserve.engine.request import EngineLimits
 from homeserve.engine.scheduler import PROMPT_LOGPROB_ROWS
 from homeserve.errors import BudgetError, SettingError, WorkerOutOfMemory
+from homeserve.layouts.ranks import RankPlan, rank_plan
 from homeserve.model_facts import ModelFacts
 from homeserve.settings import Settings, flag, options
-
-PLANS_IN_FLIGHT = 2
-"""One computes while the next one lies ready: a rank never waits for the engine to read a result."""
 
 _SMALLER = "use a smaller model or quantisation, or free some memory"
 _WORTH_SAYING = ("kv_tokens", "context", "max_running", "chunk")
@@ -28,7 +29,9 @@ def plan_of(settings: Settings, facts: ModelFacts, box: Box) -> Plan:
     try:
         outcome = answer(subject, wish)
     except WishError as error:
-        raise SettingError(error.what, field=error.field, fix=error.fix) from None
+        said = flag(error.field)
+        what = error.what if error.what.startswith(said) else f"{said}: {error.what}"
+        raise SettingError(what, field=error.field, fix=error.fix) from None
     if isinstance(outcome, Unknown):
         raise BudgetError(outcome.why, field="devices", fix="see homeserve probe")
     if isinstance(outcome, Refusal):
@@ -39,7 +42,7 @@ def plan_of(settings: Settings, facts: ModelFacts, box: Box) -> Plan:
 def wish_of(settings: Settings, box: Box) -> Wish:
     """This version computes on the CPU alone, whatever else the box has. The reference backend holds weights and KV
     rows as float32, whatever their type rounds them to."""
-    exact = settings.backend == "reference"
+    exact, usable = settings.backend == "reference", box.cpu.usable if box.cpu is not None else 1
     return Wish(
         context=settings.context,
         kv_tokens=settings.kv_tokens,
@@ -48,8 +51,14 @@ def wish_of(settings: Settings, box: Box) -> Wish:
         chunk=settings.chunk,
         logit_rows=settings.max_running + PROMPT_LOGPROB_ROWS,
         devices=("cpu",),
+        cpu_ranks=settings.ranks,
+        layout=settings.layout,
+        weight_vector=settings.weight_vector,
+        token_vector=settings.token_vector,
+        pipeline_ratio=settings.pipeline_ratio,
         floor_bytes=settings.floor_mib * MIB,
-        threads=settings.threads or (box.cpu.usable if box.cpu is not None else 1),
+        threads=settings.threads or max(1, usable // settings.ranks),
+        cores=usable,
         draft=False,
         dense=4 if exact else 0,
         prefix_cache=settings.prefix_cache,
@@ -66,7 +75,25 @@ def logit_row_limit(plan: Plan) -> int:
     return plan.running + PROMPT_LOGPROB_ROWS
 
 
-def engine_limits(settings: Settings, plan: Plan) -> EngineLimits:
+def ranks_of_plan(settings: Settings, plan: Plan, box: Box, cores: Sequence[int]) -> RankPlan:
+    """What each rank is. `cores` are the hardware threads, one of each physical core, that this process may run on."""
+    layout, ranks = plan.layouts[0], len(plan.ranks)
+    return rank_plan(
+        layout=layout,
+        ranks=ranks,
+        layers=len(plan.shape.layers),
+        ranges=plan.ranges,
+        kv_sources=dict(plan.shape.kv_sources),
+        weight_vector=plan.weight_vector,
+        token_vector=plan.token_vector,
+        threads=settings.threads,
+        usable=box.cpu.usable if box.cpu is not None else len(cores),
+        cores=cores,
+        acts=act_sizes(plan.shape, ranks, layout, row_limit(settings, plan), plan.running),
+    )
+
+
+def engine_limits(settings: Settings, plan: Plan, ranks: RankPlan) -> EngineLimits:
     return EngineLimits(
         context=plan.context,
         kv_tokens=plan.kv_tokens,
@@ -74,7 +101,8 @@ def engine_limits(settings: Settings, plan: Plan) -> EngineLimits:
         waiting=settings.max_waiting,
         chunk=settings.chunk,
         prefill_delay=settings.max_prefill_delay,
-        plans_in_flight=PLANS_IN_FLIGHT,
+        plans_in_flight=ranks.plans_in_flight,
+        decode_groups=ranks.decode_groups,
         prefix_cache=settings.prefix_cache,
         recurrent=is_recurrent(plan),
         checkpoints=plan.checkpoints,

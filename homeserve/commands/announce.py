@@ -69,7 +69,9 @@ class Announcer:
         words = []
         if box.cpu is not None:
             cores = cores_text(box.cpu)
-            words = [box.cpu.name, f"{self._settings.threads} threads on {cores}" if self._settings.threads else cores]
+            each = f"{self._settings.threads} threads on {cores}" if self._settings.threads else cores
+            ranks = self._settings.ranks
+            words = [box.cpu.name, each if ranks == 1 else f"{ranks} ranks, {each}"]
         if box.memory is not None and box.memory.available_bytes is not None:
             free, limit = box.memory.available_bytes / GIB, box.memory.limit_bytes / GIB
             words.append(f"{free:.1f} of {limit:.1f} GiB free")

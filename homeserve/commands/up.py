@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    settings = table.resolve(args, environ, os.getcwd())
+    settings = table.check_together(table.resolve(args, environ, os.getcwd()))
     if settings.print_config:
         print(json.dumps(settings.as_json(), indent=2))
         return 0

@@ -2,21 +2,21 @@
 
 Settings that `up` has too are read as `up` reads them, from the environment and homeserve.toml as well, so that a plan
 is the one that `up` would make. A plan may also be asked for with settings that `up` cannot run yet (another KV type,
-several devices): those are read here, and only from the command line.
+cards): those are read here, and only from the command line. Without them the settings of `up` count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from budget.facts import KV_BITS, MIB
 from budget.quants import QUANTS
 from budget.question import flags
 from budget.wish import DEFAULT_CARD_FLOOR, DEFAULT_HOST_FLOOR, Wish
 from homeserve.errors import SettingError
-from homeserve.settings import Option, flag, near, options, resolve
+from homeserve.settings import VECTOR_MAX, Option, flag, near, options, ranks_of, resolve
 
 if TYPE_CHECKING:
     import argparse
@@ -24,15 +24,12 @@ if TYPE_CHECKING:
     from budget.facts import Box
     from homeserve.settings import Settings
 
-SHARED = ("context", "kv_tokens", "max_running", "chunk", "floor_mib")
+SHARED = ("context", "kv_tokens", "max_running", "chunk", "floor_mib", "threads")
 """Settings that are the same as those of `up`."""
-VECTOR_MAX = 64
-NUMBER_MAX = 1 << 20
 ALL_LAYERS = 1 << 16
 """More layers than any model has: `--cpu-moe` without a number."""
 
 _KV_TYPE = Option("text", "", "", choices=tuple(KV_BITS))
-_LAYOUT = Option("text", "", "", choices=("auto", "pipeline", "tensor"))
 _FLIP = Option("text", "", "", choices=("auto", "off"))
 _DRAFT = Option("text", "", "", choices=("auto", "off"))
 _SWITCH = Option("switch", "", "")
@@ -58,7 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size.add_argument("--draft", metavar="auto|off", help="count the drafting block where the model has one")
     place = parser.add_argument_group("Devices")
     place.add_argument(
-        "--devices", metavar="A,B", help="only these: cpu, cuda:N, rocm:N, or ids as the report has them"
+        "--devices",
+        metavar="A,B",
+        help="only these: cpu, cuda:N, rocm:N, or ids as the report has them; cpu:N alone: N ranks on the CPU",
     )
     place.add_argument("--layout", metavar="L", help="auto, pipeline or tensor")
     place.add_argument("--flip", metavar="auto|off", help="whether both layouts are planned for")
@@ -84,6 +83,8 @@ def settings_like_up(args: argparse.Namespace, environ: Mapping[str, str], cwd: 
 def wish_of(args: argparse.Namespace, settings: Settings, box: Box) -> Wish:
     """What is asked of a plan on `box`. Raises SettingError that names the field."""
     said = settings.sources
+    devices = devices_of(settings.devices if args.devices is None else args.devices)
+    ranks = cpu_ranks_of(devices)
     kv_type = (
         settings.kv_type if args.kv_type is None else _KV_TYPE.convert(args.kv_type.lower(), "--kv-type", "kv_type")
     )
@@ -93,18 +94,31 @@ def wish_of(args: argparse.Namespace, settings: Settings, box: Box) -> Wish:
         kv_type=kv_type,
         running=settings.max_running if "max_running" in said else 0,
         chunk=settings.chunk,
-        devices=devices_of(args.devices),
-        layout=_LAYOUT.convert(args.layout or "auto", "--layout", "layout"),
+        devices=tuple("cpu" if word.lower().partition(":")[0] == "cpu" else word for word in devices),
+        cpu_ranks=ranks,
+        layout=_like_up(args, settings, "layout"),
         flip=_FLIP.convert(args.flip or "auto", "--flip", "flip"),
-        weight_vector=vector_of(args.weight_vector, "weight_vector"),
-        token_vector=vector_of(args.token_vector, "token_vector"),
-        pipeline_ratio=vector_of(args.pipeline_ratio, "pipeline_ratio"),
+        weight_vector=_like_up(args, settings, "weight_vector"),
+        token_vector=_like_up(args, settings, "token_vector"),
+        pipeline_ratio=_like_up(args, settings, "pipeline_ratio"),
         cpu_moe=layers_of(args.cpu_moe),
         draft=_DRAFT.convert(args.draft or "auto", "--draft", "draft") == "auto",
         vision=args.vision is not None and _SWITCH.convert(args.vision, "--vision", "vision"),
         floor_bytes=settings.floor_mib * MIB if "floor_mib" in said else None,
-        threads=settings.threads or (box.cpu.usable if box.cpu is not None else 0),
+        threads=threads_of_rank(settings.threads, ranks, box),
+        cores=box.cpu.usable if box.cpu is not None else 0,
     )
+
+
+def _like_up(args: argparse.Namespace, settings: Settings, name: str) -> Any:
+    """A setting that `up` has too: from this command line, else as `up` would read it."""
+    given = getattr(args, name)
+    return getattr(settings, name) if given is None else options()[name].convert(given, flag(name), name)
+
+
+def threads_of_rank(threads: int, ranks: int, box: Box) -> int:
+    """Of each CPU rank: as many as were asked for, else an even part of the usable cores; 0: nothing tells."""
+    return threads or (max(1, box.cpu.usable // ranks) if box.cpu is not None else 0)
 
 
 def devices_of(text: str | None) -> tuple[str, ...]:
@@ -121,24 +135,20 @@ def devices_of(text: str | None) -> tuple[str, ...]:
     return words
 
 
-def vector_of(text: str | None, name: str) -> tuple[int, ...]:
-    """Whole numbers from 1 on, with commas between; () for auto."""
-    if text is None or text.strip().lower() == "auto":
-        return ()
-    said, fix = flag(name), "write whole numbers from 1 on with commas between, such as 30,17,17"
-    parts = text.split(",")
-    if len(parts) > VECTOR_MAX:
-        raise SettingError(f"{said}: {len(parts)} numbers", field=name, fix=f"give at most {VECTOR_MAX}")
-    numbers = []
-    for part in parts:
-        word = part.strip()
-        if not word.isascii() or not word.removeprefix("-").isdigit() or len(word) > 12:
-            raise SettingError(f"{said}: {word[:40]!r} is not a whole number", field=name, fix=fix)
-        number = int(word)
-        if not 1 <= number <= NUMBER_MAX:
-            raise SettingError(f"{said}: {number} is outside 1 to {NUMBER_MAX}", field=name, fix=fix)
-        numbers.append(number)
-    return tuple(numbers)
+def cpu_ranks_of(devices: Sequence[str]) -> int:
+    """Ranks on the CPU that `cpu:N` asks for; 1 where nothing does. (`cpu:0` is the CPU as the page numbers it.) Raises
+    SettingError for more than there may be, or several beside other devices."""
+    word = next((word for word in devices if word.lower().startswith("cpu:")), None)
+    if word is None:
+        return 1
+    ranks = ranks_of(options()["devices"].convert(word, "--devices", "devices"))
+    if ranks > 1 and len(devices) > 1:
+        raise SettingError(
+            f"--devices: {word} beside other devices: the CPU is one rank there",
+            field="devices",
+            fix="name cpu once, or cpu:N alone",
+        )
+    return ranks
 
 
 def layers_of(text: str | None) -> int:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from homeserve.corridor import CorridorSampler
     from homeserve.engine.engine import Engine
     from homeserve.fleet import Fleet
+    from homeserve.layouts.ranks import RankPlan
     from homeserve.measure import MeasuredBudget
     from homeserve.settings import Settings
     from homeserve.text.templates import TemplateHost
@@ -68,5 +69,7 @@ class ServerContext:
     templates: TemplateHost | None = None
     model: ModelInfo | None = None
     fleet: Fleet | None = None
+    ranks: RankPlan | None = None
+    """What each rank of the fleet is."""
     budget: MeasuredBudget | None = None
     corridor: CorridorSampler | None = None

@@ -120,7 +120,9 @@ def test_a_port_held_by_homeserve_names_it(box: Any, tiny: str) -> None:
         (("--context", "512", "--kv-tokens", "256"), "does not fit the 256 tokens of --kv-tokens"),
         (("--api-key-file", "none"), "--api-key-file: none: No such file"),
         (("--ready-file", "none/ready.json"), "--ready-file"),
-        (("--layout", "tensor"), "this version does not have layouts"),
+        (("--layout", "tensor"), "--layout tensor: needs several ranks, and there is one"),
+        (("--devices", "cpu:17"), "cpu:17 is more ranks than the CPU of one box may have: 16"),
+        (("--devices", "cpu:2", "--token-vector", "2,0"), "rank 1 must have a part"),
         (("--kv-type", "q4_0"), "--kv-type: 'q4_0' is not one of them"),
     ],
 )

@@ -62,10 +62,10 @@ def arguments(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def wish(*words: str, environ: dict[str, str] | None = None) -> Wish:
+def wish(*words: str, environ: dict[str, str] | None = None, on: Box | None = None) -> Wish:
     args = arguments(*words)
     settings = wishes.settings_like_up(args, environ or {}, Path.cwd())
-    return wishes.wish_of(args, settings, Box("b", None, None))
+    return wishes.wish_of(args, settings, on or Box("b", None, None))
 
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
@@ -95,6 +95,26 @@ def test_every_word_becomes_its_wish() -> None:
         devices=("cuda:0", "cpu"), layout="tensor", flip="off", weight_vector=(30, 17, 17), token_vector=(3, 1, 1),
         pipeline_ratio=(8, 4, 4), cpu_moe=12, draft=False, vision=True,
     )  # fmt: skip
+
+
+def test_ranks_on_the_cpu_and_their_threads() -> None:
+    found = wish(*"--devices cpu:3 --layout tensor --weight-vector 2,1,1".split())
+    assert found == Wish(devices=("cpu",), cpu_ranks=3, layout="tensor", weight_vector=(2, 1, 1))
+    assert (
+        wish("--devices", "cpu:1") == wish("--devices", "cpu:0") == wish("--devices", "CPU") == Wish(devices=("cpu",))
+    )
+    box = Box("b", None, CpuFacts("x", 16, 8, "physical cores", frozenset()))
+    shared = wish("--devices", "cpu:3", on=box)
+    assert (shared.threads, shared.cores) == (2, 8)
+    assert wish("--devices", "cpu:16", on=box).threads == 1
+    assert wish("--devices", "cpu:3", "--threads", "5", on=box).threads == 5
+
+
+def test_settings_of_up_count_where_the_command_line_says_nothing() -> None:
+    environ = {"HOMESERVE_DEVICES": "cpu:2", "HOMESERVE_TOKEN_VECTOR": "3,1", "HOMESERVE_LAYOUT": "tensor"}
+    found = wish(environ=environ)
+    assert (found.cpu_ranks, found.token_vector, found.layout) == (2, (3, 1), "tensor")
+    assert wish("--devices", "auto", "--token-vector", "auto", "--layout", "auto", environ=environ) == Wish()
 
 
 @pytest.mark.parametrize(
@@ -146,6 +166,8 @@ def test_threads_are_those_that_a_worker_would_have() -> None:
         ("--cpu-moe some", "cpu_moe", "'some' is not a number of layers"),
         ("--cpu-moe 999999", "cpu_moe", "outside 0 to"),
         ("--devices cpu,,cuda:0", "devices", "empty word"),
+        ("--devices cpu:17", "devices", "cpu:17 is more ranks than the CPU of one box may have: 16"),
+        ("--devices cuda:0,cpu:2", "devices", "cpu:2 beside other devices"),
     ],
 )
 def test_a_word_that_cannot_be_used_is_refused_by_name(words: str, field: str, part: str) -> None:
@@ -157,11 +179,11 @@ def test_a_word_that_cannot_be_used_is_refused_by_name(words: str, field: str, p
 
 def test_vectors_and_device_lists_are_bounded() -> None:
     with pytest.raises(SettingError, match="at most|65 numbers"):
-        wishes.vector_of(",".join(["1"] * 65), "weight_vector")
+        wish("--weight-vector", ",".join(["1"] * 65))
     with pytest.raises(SettingError, match="65 devices"):
         wishes.devices_of(",".join(["cpu"] * 65))
     with pytest.raises(SettingError, match="not a whole number"):
-        wishes.vector_of("9" * 5000, "weight_vector")
+        wish("--weight-vector", "9" * 5000)
 
 
 def test_help_names_every_mix_and_the_floors(capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,8 +198,9 @@ def test_what_up_of_this_version_refuses() -> None:
     refused = wishes.refused_by_up
     assert refused({"layout": "auto", "flip": "off", "kv_type": "bf16", "chunk": 64, "devices": "cpu"}) == ()
     assert refused({"context": 4096, "quant": "Q2_K", "shape": "x", "assume_ram_mib": 9, "vision": "off"}) == ()
-    assert refused({"layout": "tensor", "cpu_moe": 12, "draft": "off", "vision": "on"}) == (
-        "--layout tensor", "--cpu-moe 12", "--vision on"
+    assert refused({"layout": "tensor", "devices": "cpu:3", "weight_vector": "2,1,1"}) == ()
+    assert refused({"devices": "cuda:0,cuda:1", "cpu_moe": 12, "draft": "off", "vision": "on"}) == (
+        "--devices cuda:0,cuda:1", "--cpu-moe 12", "--vision on"
     )  # fmt: skip
     assert refused({"kv_type": "f4"}) == ("--kv-type f4",)
 

@@ -18,7 +18,8 @@ LOCAL = {
     "drain_timeout_s": 2.5, "backend": "reference", "threads": 3, "isa": "avx2", "kv_type": "f32", "kv_tokens": 999,
     "floor_mib": 7, "deterministic": True, "max_running": 2, "max_waiting": 1, "chunk": 32, "max_prefill_delay": 4,
     "prefix_cache": False, "plan_timeout_s": 9.0, "log_format": "json", "log_level": "debug", "capture_dir": "cap",
-    "cache_dir": "cache",
+    "cache_dir": "cache", "devices": "cpu:3", "layout": "tensor", "pipeline_ratio": (2, 1, 1),
+    "weight_vector": (30, 17, 17), "token_vector": (28, 26, 20), "memory": "discrete",
 }  # fmt: skip
 """A value other than the default for every option that has a meaning in this version."""
 
@@ -26,11 +27,19 @@ WORKING = [name for name, option in options().items() if not option.inert]
 INERT = [name for name, option in options().items() if option.inert]
 
 
+OF_RANKS = ("layout", "pipeline_ratio", "weight_vector", "token_vector")
+"""Options that say something about three ranks only where there are three."""
+
+
 def said(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
 def toml(value: object) -> str:
+    if isinstance(value, tuple):
+        return str(list(value))
     return str(value).lower() if isinstance(value, bool | int | float) else f'"{value}"'
 
 
@@ -42,15 +51,16 @@ def test_every_option_has_a_value_here() -> None:
 def test_every_option_by_flag_variable_and_file(name: str, tmp_path: Path) -> None:
     value = LOCAL[name]
     given = [flag(name)] if options()[name].kind == "flag" else [flag(name), said(value)]
-    by_flag = load(given, {}, tmp_path)
-    by_variable = load([], {variable(name): said(value), "HOME": "/h"}, tmp_path)
+    beside = ["--devices", "cpu:3"] if name in OF_RANKS else []
+    by_flag = load([*given, *beside], {}, tmp_path)
+    by_variable = load(beside, {variable(name): said(value), "HOME": "/h"}, tmp_path)
     (tmp_path / "homeserve.toml").write_text(f"{name.replace('_', '-')} = {toml(value)}\n")
-    by_file = load([], {"HOME": "/h"}, tmp_path)
+    by_file = load(beside, {"HOME": "/h"}, tmp_path)
     for found, source in ((by_flag, flag(name)), (by_variable, variable(name)), (by_file, "homeserve.toml")):
         assert getattr(found, name) == value
         assert source in found.sources[name]
         default = Settings()
-        others = [other for other in options() if other != name]
+        others = [other for other in options() if other != name and not (beside and other == "devices")]
         assert all(getattr(found, other) == getattr(default, other) for other in others)
 
 
@@ -98,7 +108,33 @@ def test_the_model_is_positional_or_a_flag_but_not_two_things(tmp_path: Path) ->
         (["--prefix-cache", "maybe"], "prefix_cache", "expected on or off"),
         (["--kv-type", "f61"], "kv_type", "did you mean f16?"),
         (["--backend", "cuda"], "backend", "this version does not have 'cuda'"),
-        (["--devices", "cpu:2"], "devices", "this version does not have"),
+        (["--devices", "cuda:0"], "devices", "this version computes on the CPU of one box alone; 'cuda:0'"),
+        (["--devices", "cpu,cpu"], "devices", "this version computes on the CPU of one box alone"),
+        (["--devices", "cpu:17"], "devices", "cpu:17 is more ranks than the CPU of one box may have: 16"),
+        (["--devices", "cpu:99999999999999999999"], "devices", "is more ranks than"),
+        (["--memory", "unified"], "memory", "this version does not have 'unified'"),
+        (["--layout", "rows"], "layout", "'rows' is not one of them"),
+        (["--layout", "tensor"], "layout", "needs several ranks, and there is one"),
+        (["--weight-vector", "2,1"], "weight_vector", "divides a model over several ranks, and there is one"),
+        (["--devices", "cpu:3", "--weight-vector", "2,1"], "weight_vector", "2 numbers for 3 ranks"),
+        (["--devices", "cpu:3", "--token-vector", "2,0,1"], "token_vector", "0 is outside 1 to 1048576: rank 1 must"),
+        (["--devices", "cpu:2", "--token-vector", "2,-1"], "token_vector", "-1 is outside 1 to 1048576: rank 1 must"),
+        (["--devices", "cpu:2", "--pipeline-ratio", "2,x"], "pipeline_ratio", "'x' is not a whole number"),
+        (
+            ["--devices", "cpu:2", "--layout", "pipeline", "--weight-vector", "2,1"],
+            "weight_vector",
+            "--weight-vector 2,1: is of the tensor layout, and --layout is pipeline",
+        ),
+        (
+            ["--devices", "cpu:2", "--layout", "tensor", "--pipeline-ratio", "2,1"],
+            "pipeline_ratio",
+            "is of the pipeline layout, and --layout is tensor",
+        ),
+        (
+            ["--devices", "cpu:2", "--pipeline-ratio", "2,1", "--token-vector", "2,1"],
+            "token_vector",
+            "--pipeline-ratio is of the pipeline layout and --token-vector of the tensor layout; one serves",
+        ),
         (["--model", " "], "model", "is empty"),
         (["--model", "a\0b"], "model", "zero byte"),
         (["--prot", "1"], "prot", "did you mean --port?"),
@@ -123,7 +159,9 @@ def test_a_flag_that_cannot_be_used_names_itself(argv: list[str], field: str, wo
         ("prot = 3", "prot", "did you mean port?"),
         ("[server]\nport = 1", "server", "no such setting"),
         ("[[models]]\nid = 'a'", "models", "does not have several models"),
-        ("layout = 'tensor'", "layout", "this version does not have"),
+        ("layout = 'tensor'", "layout", "needs several ranks"),
+        ("devices = 'cpu:3'\nweight-vector = [2, 0, 1]", "weight_vector", "rank 1 must have a part"),
+        ("pipeline-ratio = 2", "pipeline_ratio", "several ranks, and there is one"),
         ("flip_dwell_s = 3", "flip_dwell_s", "this version does not have"),
         ("port = ", "homeserve.toml", "is not TOML"),
         ("fault = 'rank=0'", "fault", "no such setting"),
