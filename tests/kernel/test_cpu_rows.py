@@ -128,6 +128,20 @@ def test_scale(level: str, width: int, kind: QuantType) -> None:
     assert np.array_equal(got, x * factor[0], equal_nan=True)
 
 
+@pytest.mark.parametrize("threads", (1, 2, 3, 5))
+def test_each_part_of_a_step_is_done_once_by_whichever_thread(level: str, threads: int) -> None:
+    """Steps of no more parts than threads, of some, and of more than a thread's share can count one by one (team.cpp):
+    what is done twice is scaled twice."""
+    x = np.random.default_rng(threads).standard_normal((70000, 1)).astype(np.float32)
+    feed, table, buffer = rig.feed("x", x)
+    ops = [feed, *(Scale(buffer, Weight("s", 1, 1)) for _ in range(3))]
+    weights = [table, rig.vector_of("s", np.array([-0.5], np.float32))]
+    program = rig.bind(rig.backend(level, threads), ops, weights, rows=len(x), lane_pages=len(x) // 16)
+    for rows in (1, 2, 3, 4, 7, 65535, 65536, 70000):
+        assert np.array_equal(program.run(rig.plain_batch(rows)), x[:rows] * np.float32(-0.125)), rows
+    program.close()
+
+
 @pytest.mark.parametrize("gated", (True, False))
 @pytest.mark.parametrize("width", (1, 50, 1040))
 def test_add_gated(level: str, width: int, gated: bool) -> None:

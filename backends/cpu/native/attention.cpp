@@ -634,8 +634,8 @@ void attention_chunk(const Run &run, const hs_step &step, int chunk) {
     if (!has(item, partition)) return;
     const Pages pages = item.pages(partition);
     Layer layer = item.layer(pages);
-    // Chunks are taken in order by all threads: this one's next is likely as many on as there are threads.
-    const int next = chunk + run.threads;
+    // A thread takes its chunks in order.
+    const int next = chunk + 1;
     if (next < attention_chunks(run, step)) {
         const Item then = item_at(run, step, next / run.partitions);
         if (has(then, next % run.partitions)) layer.next = then.keys_of(next % run.partitions);

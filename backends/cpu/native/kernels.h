@@ -8,6 +8,7 @@
 
 #include "hs_cpu.h"
 #include "layout.h"
+#include "team.h"
 
 namespace hs {
 
@@ -54,6 +55,8 @@ void linear_groups(const hs_matrix &matrix, const float *bias, float *dst, int64
 int groups_in_cache(size_t bytes);
 int linear_chunks(const Run &run, const hs_step &step);
 void linear_chunk(const Run &run, const hs_step &step, int chunk);
+// The first weights that a thread will read in this step, where memory is what it will wait for.
+Ahead linear_ahead(const Run &run, const hs_step &step, int thread);
 
 // rowops.cpp
 int row_chunks(const Run &run, const hs_step &step);      // steps that take whole rows

@@ -13,6 +13,8 @@ namespace {
 
 constexpr size_t CHUNK_BYTES = 128 * 1024;   // weights of a chunk: they must stay in L2 while the batch rows pass
 constexpr int CHUNKS_PER_THREAD = 6;         // so many at least, where the matrix has them: threads do not run evenly
+constexpr int ROWS_AHEAD = 4;                // batch rows up to which a waiting thread fetches weights
+constexpr size_t BYTES_AHEAD = 64 * 1024;    // so many at most
 constexpr int ROWS_OF_BLOCK = 96, GROUPS_OF_BLOCK = 16;   // batch rows and groups whose sums are kept aside: 96 KiB
 constexpr int ROWS_IN_L1 = 32;               // batch rows up to which groups are the outer loop: weights then come in order
 
@@ -219,6 +221,23 @@ int linear_chunks(const Run &run, const hs_step &step) {
     if (run.rows(step) == 0) return 0;
     const int total = total_groups(step), length = groups_of_chunk(run, step, total);
     return (total + length - 1) / length;
+}
+
+Ahead linear_ahead(const Run &run, const hs_step &step, int thread) {
+    const int rows = run.rows(step);
+    if (rows == 0 || rows > ROWS_AHEAD) return {};
+    const int total = total_groups(step), length = groups_of_chunk(run, step, total), chunks = (total + length - 1) / length;
+    int group = dealt(chunks, thread, run.threads) * length;
+    for (int p = 0; p < step.part_count; p++) {
+        const hs_matrix &matrix = step.parts[p].matrix;
+        const int groups = groups_of(matrix.rows);
+        if (group < groups) {
+            const size_t each = group_bytes(matrix.type, matrix.cols), left = each * static_cast<size_t>(groups - group);
+            return {matrix.data + each * static_cast<size_t>(group), left < BYTES_AHEAD ? left : BYTES_AHEAD};
+        }
+        group -= groups;
+    }
+    return {};
 }
 
 void linear_chunk(const Run &run, const hs_step &step, int chunk) {

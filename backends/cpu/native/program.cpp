@@ -115,6 +115,16 @@ class Walk final : public Job {
 
     void run_chunk(int chunk) override { kind().run(run_, step(), chunk); }
 
+    // Weights of the next linear step; of experts nobody knows yet which.
+    Ahead ahead(int thread) const override {
+        for (int next = step_ + 1; next < run_.program.step_count; next++) {
+            const hs_step &step = run_.program.steps[next];
+            if (step.kind == HS_STEP_LINEAR) return linear_ahead(run_, step, thread);
+            if (step.kind == HS_STEP_EXPERTS) break;
+        }
+        return {};
+    }
+
   private:
     const hs_step &step() const { return run_.program.steps[step_]; }
     const Kind &kind() const {
