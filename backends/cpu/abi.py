@@ -57,7 +57,7 @@ DELTA_KERNEL_MOST = 8
 class Matrix(Structure):
     """`hs_matrix`: a packed weight."""
 
-    _fields_ = [("data", c_void_p), ("type", c_int32), ("rows", c_int32), ("cols", c_int32), ("reserved", c_int32)]
+    _fields_ = [("data", c_void_p), ("type", c_int32), ("rows", c_int32), ("cols", c_int32), ("stored_cols", c_int32)]
 
 
 class Part(Structure):

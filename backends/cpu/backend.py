@@ -129,16 +129,17 @@ class CpuProgram:
     def _place(self, plan: Plan, progress: LoadProgress) -> None:
         kv_sizes = [plan.kv_layer_bytes(layer) for layer in range(len(plan.kv.layers))]
         kv_bytes = sum(k + v for k, v in kv_sizes)
-        weights = self._map("weights", plan.weights.size, f"{len(plan.stored)} tensors, packed")
+        own = plan.weights.own
+        weights = self._map("weights", plan.weights.arena.size, f"{len(own)} tensors, packed")
         kv = self._map("kv", kv_bytes, _pool_arithmetic(plan))
         workspace = self._map(
             "workspace", plan.workspace.size, f"{len(plan.buffers)} buffers for {plan.limits.rows} rows, and scratch"
         )
-        plan.weights.place(weights.address)
+        plan.weights.arena.place(weights.address)
         plan.workspace.place(workspace.address)
         kv_base = kv.address
         state = self._map_states(plan)
-        load_weights(self._library, self._backend.team, plan, progress)
+        load_weights(self._library, self._backend.team, own, progress)
         for mapping in self._mappings:
             if mapping is not weights:  # repacking has touched all of the weights
                 mapping.commit(self._backend.team, progress)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 
-from backends.base import DeltaNet, Op, StateLayer, StatePool
+from backends.base import DeltaNet, Op, StateLayer, StatePool, Weight
 from backends.cpu import abi
 from backends.cpu.widths import FLOAT_BYTES, padded
 
@@ -76,7 +76,7 @@ def record(
     base: int,
     alpha: tuple[int, int],
     convolved: int,
-    address_of: Callable[[str], int],
+    address_of: Callable[[Weight], int],
 ) -> abi.Delta:
     """`hs_delta` of an op. `base` is the address of state slot 0, `alpha` the buffer's address and stride, `convolved`
     the scratch's address; `address_of` gives a stored weight's."""
@@ -91,10 +91,10 @@ def record(
         eps=op.eps,
         alpha=alpha[0],
         alpha_stride=alpha[1],
-        conv=address_of(op.conv.name),
-        dt_bias=address_of(op.dt_bias.name),
-        a=address_of(op.a.name),
-        norm=address_of(op.norm.name),
+        conv=address_of(op.conv),
+        dt_bias=address_of(op.dt_bias),
+        a=address_of(op.a),
+        norm=address_of(op.norm),
         convolved=convolved,
         convolved_stride=convolved_floats(op),
         states=base + FLOAT_BYTES * before,

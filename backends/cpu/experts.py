@@ -8,12 +8,16 @@ together they hold what the tensor holds.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from backends.base import ExpertMatrix, Experts, Limits, Op, TensorView, Weight
 from backends.cpu import abi
 from backends.cpu.capability import PACKED_TYPES
 from backends.cpu.widths import FLOAT_BYTES, padded
+
+if TYPE_CHECKING:
+    from backends.cpu.stored import StoredWeight
 
 INT_BYTES = 4
 
@@ -119,17 +123,17 @@ def record(
     op: Experts,
     types: Mapping[str, TensorView],
     scratch: Mapping[str, int],
-    address_of: Callable[[str], int],
-    library: ctypes.CDLL,
+    stored: Mapping[str, StoredWeight],
 ) -> abi.Experts:
-    """`hs_experts` of an op. `scratch` has the address of each field; `address_of` that of a stored weight."""
+    """`hs_experts` of an op. `scratch` has the address of each field, `stored` the placed weights."""
 
     def stack(matrix: ExpertMatrix) -> abi.Stack:
-        quant, cols = types[matrix.weight.name].type, matrix.weight.cols
+        name = stack_name(matrix)
+        own, quant = stored[name], types[matrix.weight.name].type
         return abi.Stack(
-            matrix=abi.Matrix(address_of(stack_name(matrix)), quant.gguf_id, matrix.height, cols, 0),
-            expert_bytes=library.hs_packed_bytes(quant.gguf_id, matrix.height, cols),
-            bias=address_of(f"{stack_name(matrix)}.bias") if matrix.bias is not None else None,
+            matrix=abi.Matrix(own.address, quant.gguf_id, matrix.height, matrix.weight.cols, own.stored_cols),
+            expert_bytes=own.expert_bytes,
+            bias=stored[f"{name}.bias"].address if matrix.bias is not None else None,
         )
 
     routing, (first, end) = op.routing, held(op)
@@ -145,8 +149,8 @@ def record(
         scale=routing.scale,
         first=first,
         held=end - first,
-        selection=address_of(routing.selection.name) if routing.selection is not None else None,
-        gains=address_of(routing.gains.name) if routing.gains is not None else None,
+        selection=stored[routing.selection.name].address if routing.selection is not None else None,
+        gains=stored[routing.gains.name].address if routing.gains is not None else None,
         gate=stack(op.gate),
         up=stack(op.up),
         down=stack(op.down),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import c_void_p
 
 import numpy as np
@@ -11,20 +12,20 @@ import numpy.typing as npt
 from backends.base import ExpertMatrix, LoadProgress
 from backends.cpu import abi
 from backends.cpu.memory import floats_at
-from backends.cpu.record import MATRIX, STACK, STACK_BIAS, TRANSPOSED, Plan, StoredWeight
+from backends.cpu.stored import MATRIX, STACK, STACK_BIAS, TRANSPOSED, StoredWeight
 from backends.cpu.widths import padded
 from backends.quant import QuantType
 
 Bytes = npt.NDArray[np.uint8]
 
 
-def load_weights(library: ctypes.CDLL, team: int, plan: Plan, progress: LoadProgress) -> None:
-    """Fill the placed arena. Raises ValueError where a tensor's bytes are not what its shape says."""
-    total = sum(stored.source_bytes for stored in plan.stored.values())
+def load_weights(library: ctypes.CDLL, team: int, weights: Sequence[StoredWeight], progress: LoadProgress) -> None:
+    """Fill the placed memory of `weights`. Raises ValueError where a tensor's bytes are not what its shape says."""
+    total = sum(stored.source_bytes for stored in weights)
     done = 0
     progress("weights", 0, total)
-    for stored in plan.stored.values():
-        address = plan.weights.address(stored.offset)
+    for stored in weights:
+        address = stored.address
         if stored.form == STACK:
             _pack_stack(library, team, stored, address)
         else:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from backends.base import (
     NO_STATES,
@@ -24,7 +23,6 @@ from backends.base import (
     Buffer,
     DeltaNet,
     EmbedRows,
-    ExpertMatrix,
     Experts,
     GatedActivation,
     GatherRows,
@@ -51,43 +49,13 @@ from backends.cpu import abi, delta, exchanges, experts
 from backends.cpu.capability import PACKED_TYPES
 from backends.cpu.collective import CpuCollective
 from backends.cpu.memory import Arena
+from backends.cpu.stored import Elsewhere, StoredWeights
 from backends.cpu.widths import FLOAT_BYTES, padded
 from backends.quant import QuantType
 
 DOUBLE_BYTES = 8
 INT_BYTES = 4
 ACTIVATION_BLOCK = 32
-
-MATRIX = "matrix"
-VECTOR = "vector"
-TRANSPOSED = "transposed"
-STACK = "stack"
-STACK_BIAS = "stack bias"
-
-
-@dataclass(frozen=True)
-class StoredWeight:
-    """A weight of the program: where in the weights arena it lies, and as what.
-
-    matrix        packed in R16
-    vector        floats
-    transposed    floats, columns first
-    stack         `rows` of every expert, each expert's packed in R16
-    stack bias    floats, each expert's padded to 16
-    """
-
-    view: TensorView
-    form: str
-    offset: int
-    size: int
-    rows: ExpertMatrix | None = None
-
-    @property
-    def source_bytes(self) -> int:
-        """Bytes of the checkpoint that it holds."""
-        if self.rows is None:
-            return self.view.nbytes
-        return self.view.nbytes // self.rows.pitch * self.rows.height
 
 
 class Plan:
@@ -103,6 +71,7 @@ class Plan:
         threads: int,
         states: StatePool = NO_STATES,
         collective: CpuCollective | None = None,
+        shared: Elsewhere | None = None,
     ) -> None:
         if not ops:
             raise ValueError("a program needs at least one op")
@@ -113,19 +82,11 @@ class Plan:
         self.collective = collective
         self.rank = collective.rank if collective is not None else None
         self.limits = limits
-        self.weights = Arena()
         self.workspace = Arena()
-        self.stored: dict[str, StoredWeight] = {}
+        self.weights = StoredWeights(library, self.ops, weights, shared)
         self.buffers: dict[str, tuple[Buffer, int]] = {}
         self.ropes: dict[Rope, tuple[int, int]] = {}
         self.scopes = tuple(_scopes(self.ops))
-        for op in self.ops:
-            for weight, form in _weights_of(op):
-                self._store(weight, form, weights)
-            if isinstance(op, Experts):
-                experts.check(op)
-                for matrix in experts.matrices_of(op):
-                    self._store_stack(matrix, weights)
         rows_of: dict[str, int] = {}
         widths: dict[str, Buffer] = {}
         for op, scope in zip(self.ops, self.scopes, strict=True):
@@ -155,44 +116,6 @@ class Plan:
                     raise ValueError(f"rope turns {2 * pairs} dims of a head of {op.head_dim}")
                 table = self.workspace.reserve(limits.rows * 2 * pairs * FLOAT_BYTES)
                 self.ropes[op.rope] = (self.workspace.reserve(pairs * DOUBLE_BYTES), table)
-
-    def _store(self, weight: Weight, form: str, weights: Mapping[str, TensorView]) -> None:
-        view = weights[weight.name]
-        if (view.rows, view.cols) != (weight.rows, weight.cols):
-            raise ValueError(
-                f"{weight.name} is [{view.rows}, {view.cols}], the op wants [{weight.rows}, {weight.cols}]"
-            )
-        known = self.stored.get(weight.name)
-        if known is not None:
-            if known.form != form:
-                raise ValueError(f"{weight.name} is used as a matrix and as a vector")
-            return
-        if form in (VECTOR, TRANSPOSED):
-            size = padded(view.rows * view.cols) * FLOAT_BYTES
-        else:
-            size = self.library.hs_packed_bytes(view.type.gguf_id, view.rows, view.cols)
-            if size == 0:
-                raise ValueError(f"{weight.name}: {view.cols} columns are no whole number of {view.type.name} blocks")
-        self.stored[weight.name] = StoredWeight(view, form, self.weights.reserve(size), size)
-
-    def _store_stack(self, matrix: ExpertMatrix, weights: Mapping[str, TensorView]) -> None:
-        view, name = weights[matrix.weight.name], experts.stack_name(matrix)
-        if (view.rows, view.cols) != (matrix.weight.rows, matrix.weight.cols):
-            raise ValueError(
-                f"{view.name} is [{view.rows}, {view.cols}], the op wants [{matrix.weight.rows}, {matrix.weight.cols}]"
-            )
-        count = view.rows // matrix.pitch
-        if name not in self.stored:
-            size = count * self.library.hs_packed_bytes(view.type.gguf_id, matrix.height, view.cols)
-            if size == 0:
-                raise ValueError(f"{name}: {view.cols} columns are no whole number of {view.type.name} blocks")
-            self.stored[name] = StoredWeight(view, STACK, self.weights.reserve(size), size, matrix)
-        if matrix.bias is not None and f"{name}.bias" not in self.stored:
-            bias = weights[matrix.bias.name]
-            if (bias.rows, bias.cols) != (1, view.rows):
-                raise ValueError(f"{bias.name} is [{bias.rows}, {bias.cols}], the op wants [1, {view.rows}]")
-            size = count * padded(matrix.height) * FLOAT_BYTES
-            self.stored[f"{name}.bias"] = StoredWeight(bias, STACK_BIAS, self.weights.reserve(size), size, matrix)
 
     def _activation_bytes(self) -> int:
         sizes = [
@@ -289,7 +212,8 @@ class Recorder:
         return (abi.Step * len(self._steps))(*self._steps), self._parts
 
     def _embed(self, op: EmbedRows, scope: int) -> None:
-        part = abi.Part(matrix=self._matrix(op.table))
+        ((_, table),) = self._matrices(op.table)
+        part = abi.Part(matrix=table)
         self._emit(
             abi.STEP_EMBED,
             scope,
@@ -318,7 +242,7 @@ class Recorder:
         plan = self._plan
         if any(part.out.name == op.src.name for part in op.parts):
             raise ValueError(f"a linear op cannot write its own input {op.src.name}")
-        packed = _is_packed(op, plan.stored)
+        packed = _is_packed(op, plan.weights)
         before = plan.ops[index - 1] if index else None
         if packed and not (before is not None and _quantises(before, op.src)):
             self._emit(
@@ -330,15 +254,12 @@ class Recorder:
             )
         parts = []
         for part in op.parts:
-            buffer, offset = plan.buffers[part.out.name]
-            parts.append(
-                abi.Part(
-                    matrix=self._matrix(part.weight),
-                    bias=self._vector(part.bias) if part.bias is not None else None,
-                    dst=plan.workspace.address(offset),
-                    dst_stride=padded(buffer.width),
-                )
-            )
+            address, stride = self._place(part.out)
+            bias = self._vector(part.bias) if part.bias is not None else None
+            for first, matrix in self._matrices(part.weight):
+                skipped = first * FLOAT_BYTES
+                own_bias = None if bias is None else bias + skipped
+                parts.append(abi.Part(matrix=matrix, bias=own_bias, dst=address + skipped, dst_stride=stride))
         self._emit(
             abi.STEP_LINEAR,
             scope,
@@ -433,7 +354,7 @@ class Recorder:
 
     def _experts(self, op: Experts, scope: int) -> None:
         plan = self._plan
-        views = {stored.view.name: stored.view for stored in plan.stored.values()}
+        views = {stored.view.name: stored.view for stored in plan.weights.by_name.values()}
         packed = experts.is_packed([op.gate.weight, op.up.weight], views)
         if packed:
             self._emit(
@@ -444,7 +365,7 @@ class Recorder:
                 **self._at("src", op.src),
             )
         scratch = {field: plan.workspace.address(offset) for field, offset in plan.expert_scratch.items()}
-        detail = experts.record(op, views, scratch, self._stored_address, plan.library)
+        detail = experts.record(op, views, scratch, plan.weights.by_name)
         self._parts.append(detail)
         self._emit(
             abi.STEP_EXPERTS,
@@ -462,7 +383,7 @@ class Recorder:
         plan = self._plan
         at = self._at("alpha", op.alpha)
         alpha, convolved = (at["alpha"], at["alpha_stride"]), plan.workspace.address(plan.convolved)
-        detail = delta.record(op, plan.states, self._states, alpha, convolved, self._stored_address)
+        detail = delta.record(op, plan.states, self._states, alpha, convolved, self._vector)
         self._parts.append(detail)
         self._emit(
             abi.STEP_DELTA,
@@ -509,16 +430,15 @@ class Recorder:
         _, offset = self._plan.buffers[buffer.name]
         return self._plan.workspace.address(offset), padded(buffer.width)
 
-    def _matrix(self, weight: Weight) -> abi.Matrix:
-        stored = self._plan.stored[weight.name]
-        address = self._plan.weights.address(stored.offset)
-        return abi.Matrix(data=address, type=stored.view.type.gguf_id, rows=weight.rows, cols=weight.cols)
+    def _matrices(self, weight: Weight) -> Iterator[tuple[int, abi.Matrix]]:
+        """(first row, matrix) of each run of a weight."""
+        stored = self._plan.weights.by_name[weight.name]
+        for run in stored.runs:
+            address, kind = stored.arena.address(run.offset), stored.view.type.gguf_id
+            yield run.first, abi.Matrix(address, kind, run.count, weight.cols, stored.stored_cols)
 
     def _vector(self, weight: Weight) -> int:
-        return self._stored_address(weight.name)
-
-    def _stored_address(self, name: str) -> int:
-        return self._plan.weights.address(self._plan.stored[name].offset)
+        return self._plan.weights.by_name[weight.name].address
 
     def _activation_address(self) -> int:
         return self._plan.workspace.address(self._plan.activation)
@@ -532,7 +452,7 @@ class Recorder:
         wanted = (
             isinstance(following, Linear)
             and following.src.name == out.name
-            and _is_packed(following, self._plan.stored)
+            and _is_packed(following, self._plan.weights)
         )
         return self._activation_address() if wanted and unit % ACTIVATION_BLOCK == 0 else None
 
@@ -556,8 +476,8 @@ def _quantises(op: Op, out: Buffer) -> bool:
     return written.name == out.name and unit % ACTIVATION_BLOCK == 0
 
 
-def _is_packed(op: Linear, stored: Mapping[str, StoredWeight]) -> bool:
-    return any(stored[part.weight.name].view.type in PACKED_TYPES for part in op.parts)
+def _is_packed(op: Linear, weights: StoredWeights) -> bool:
+    return any(weights.by_name[part.weight.name].view.type in PACKED_TYPES for part in op.parts)
 
 
 def _scopes(ops: Sequence[Op]) -> Iterator[int]:
@@ -603,29 +523,6 @@ def _buffers_of(op: Op, scope: int, rank: int | None) -> Iterator[tuple[Buffer, 
             yield out, scope
         case _:
             yield from ((buffer, scope) for buffer in exchanges.buffers_of(op, rank))
-
-
-def _weights_of(op: Op) -> Iterator[tuple[Weight, str]]:
-    match op:
-        case EmbedRows(table=table):
-            yield table, MATRIX
-        case Linear(parts=parts):
-            for part in parts:
-                yield part.weight, MATRIX
-                if part.bias is not None:
-                    yield part.bias, VECTOR
-        case Norm(weight=weight) | Scale(weight=weight):
-            yield weight, VECTOR
-        case RopeStore(q_norm=q_norm, k_norm=k_norm):
-            yield from ((norm, VECTOR) for norm in (q_norm, k_norm) if norm is not None)
-        case Attention(sinks=sinks) | MergeAttention(sinks=sinks):
-            if sinks is not None:
-                yield sinks, VECTOR
-        case Experts():
-            yield from ((vector, VECTOR) for vector in experts.vectors_of(op))
-        case DeltaNet(conv=conv):
-            yield conv, TRANSPOSED
-            yield from ((vector, VECTOR) for vector in (op.dt_bias, op.a, op.norm))
 
 
 def _q_step(op: RopeStore | Attention) -> int:

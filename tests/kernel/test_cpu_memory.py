@@ -94,10 +94,10 @@ def test_the_budget_foresees_what_a_program_maps(
         assert abs(plan.workspace.size - foreseen) < 64 * 50, "but for what aligning each buffer costs"
         # Drafting blocks are counted and not run; matrices of these small models often end within a group of 16 rows.
         drafting = sum(layer.bytes for layer in shape.nextn) + shape.nextn_bytes
-        filling = sum(stored.size - stored.source_bytes for stored in plan.stored.values())
+        filling = sum(stored.size - stored.source_bytes for stored in plan.weights.own)
         held = host_lines.packed_bytes(shape) - drafting + filling
-        difference = plan.weights.size - held  # factors of a rope are counted and become part of its frequencies
-        assert -64 <= difference < 64 * len(plan.stored), "but for what aligning each weight costs"
+        difference = plan.weights.arena.size - held  # factors of a rope are counted and become part of its frequencies
+        assert -64 <= difference < 64 * len(plan.weights.own), "but for what aligning each weight costs"
         assert slot_bytes(states) == shape.state_bytes_per_request()
     finally:
         opened.close()

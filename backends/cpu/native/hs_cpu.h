@@ -35,13 +35,14 @@ enum {
     HS_MXFP4 = 39, HS_F8 = 1000
 };
 
-/* A weight matrix [rows, cols], 16 rows interleaved, 64-byte aligned. */
+/* A weight matrix [rows, cols], 16 rows interleaved. It may be some columns (whole blocks) of a wider one: `stored_cols` is how wide
+ * that is, 0: no wider. */
 typedef struct hs_matrix {
     const uint8_t *data;
     int32_t type;
     int32_t rows;
     int32_t cols;
-    int32_t reserved;
+    int32_t stored_cols;
 } hs_matrix;
 
 /* One matrix of a linear step: dst[r] = src[r] @ matrix^T + bias. */
