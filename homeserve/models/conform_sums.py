@@ -118,11 +118,9 @@ class _Check:
 
     def _elementwise(self, op: Op) -> None:
         match op:
-            case Norm():
+            case Norm() | SelectRows():
                 self._need(Holds.WHOLE, op.src, op.add)
-                self._leave(op.out, Holds.WHOLE)
-            case SelectRows():
-                self._need(Holds.WHOLE, op.src, op.add)
+                self._forget(op)
                 self._leave(op.out, Holds.WHOLE)
             case GatedActivation():
                 self._need(self._held(op.gate), op.up)
@@ -167,6 +165,13 @@ class _Check:
         for buffer in buffers:
             if buffer is not None and (found := self._held(buffer)) is not needed:
                 raise DeclarationMismatch(f"{self.where} needs {needed.value} in {buffer.name}, there is {found.value}")
+
+    def _forget(self, op: Norm | SelectRows) -> None:
+        """An update that was added is nobody's any more, and where a stage begins nothing of the one before is left."""
+        if op.add is not None:
+            del self.holds[op.add.name]
+        if op.src.name == "x" and op.out.name != "router_in":
+            self.holds = {name: holds for name, holds in self.holds.items() if name in _SUMMED}
 
     def _leave(self, buffer: Buffer, holds: Holds) -> None:
         if self.holds.get(buffer.name) is Holds.PARTIAL and buffer.name in _SUMMED:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 from ranks import Group, on_paper
@@ -17,7 +18,7 @@ from ranks import Group, on_paper
 from backends.base import PAGE_LEN, Batch, Limits, Op, OpenOptions, StatePool, TensorView
 from backends.quant import QuantType
 from backends.reference.backend import ReferenceBackend
-from homeserve.layouts.cut import cut_by_ratio
+from homeserve.layouts.cut import cut_of_ranges, legal_ends
 from homeserve.layouts.owner import OwnerRule, group_rows
 from homeserve.layouts.share import Share
 from homeserve.models.bind import Bound, bind
@@ -45,17 +46,21 @@ def shares_of(
     if layout == "tensor":
         return [Share.tensor(rank, ratio) for rank in range(len(ratio))]
     known = settle(config, tensors.keys())
-    whole = np.gcd.reduce(ratio)
-    cut = cut_by_ratio(_few(ratio, known.layers, int(whole)), known.layers, kv_sources(family, known))
-    return [Share.pipeline(rank, [(run.first, run.end) for run in cut.ranges]) for rank in range(len(ratio))]
+    ranges = cut_near(ratio, known.layers, kv_sources(family, known))
+    return [Share.pipeline(rank, ranges) for rank in range(len(ratio))]
 
 
-def _few(ratio: Sequence[int], layers: int, divisor: int) -> Sequence[int]:
-    """Numbers whose sum is no larger than `layers`, in about the same proportions."""
-    reduced = [entry // divisor for entry in ratio]
-    while sum(reduced) > layers:
-        reduced = [max(1, entry // 2) for entry in reduced]
-    return reduced
+def cut_near(ratio: Sequence[int], layers: int, sources: Mapping[int, int]) -> list[tuple[int, int]]:
+    """Layers of each rank about in proportion, cut where a cut may fall. Raises SettingError where there are too few
+    such places."""
+    legal, ends = list(legal_ends(layers, sources)), []
+    for rank in range(1, len(ratio)):
+        wanted = layers * sum(ratio[:rank]) / sum(ratio)
+        left = legal[len(ends) :][: len(legal) - len(ends) - (len(ratio) - 1 - rank)]
+        ends.append(min((end for end in left if end > max(ends, default=0)), key=lambda end: abs(end - wanted)))
+    edges = [0, *ends, layers]
+    cut = cut_of_ranges(list(pairwise(edges)), layers, sources)
+    return [(run.first, run.end) for run in cut.ranges]
 
 
 @dataclass

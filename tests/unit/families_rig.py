@@ -148,12 +148,15 @@ def made(arch: str, stack: Stack, rank_of: tuple[int, ...] = ()) -> tuple[Family
 
 
 def tensors_of(family: Family, config: ModelConfig, stack: Stack, rank_of: tuple[int, ...]) -> Tensors:
-    shapes: dict[str, tuple[int, int]] = {"token_embd.weight": (VOCAB, HIDDEN), "output_norm.weight": (1, HIDDEN)}
+    shapes: dict[str, tuple[int, int]] = {
+        "token_embd.weight": (config.vocab, config.hidden),
+        "output_norm.weight": (1, config.hidden),
+    }
     if not stack.tied:
-        shapes["output.weight"] = (VOCAB, HIDDEN)
+        shapes["output.weight"] = (config.vocab, config.hidden)
     if config.token_input:
         columns = config.token_input * config.layers
-        sizes = ((VOCAB, columns), (columns, HIDDEN), (1, config.token_input))
+        sizes = ((config.vocab, columns), (columns, config.hidden), (1, config.token_input))
         shapes |= dict(zip(TOKEN_INPUT, sizes, strict=True))
     if family.name == "gemma4":
         shapes["rope_freqs.weight"] = (1, config.rope.dims // 2)
@@ -165,9 +168,13 @@ def tensors_of(family: Family, config: ModelConfig, stack: Stack, rank_of: tuple
         declared = family.stage_facts(config, layer)
         roles = dict(shape for stage in declared for shape in _roles(stage, config, stack))
         if layer >= config.layers:
-            roles |= {"nextn.eh_proj": (HIDDEN, 2 * HIDDEN), "nextn.enorm": (1, HIDDEN), "nextn.hnorm": (1, HIDDEN)}
+            roles |= {
+                "nextn.eh_proj": (config.hidden, 2 * config.hidden),
+                "nextn.enorm": (1, config.hidden),
+                "nextn.hnorm": (1, config.hidden),
+            }
         if "ssm_in" in roles or (family.name == "qwen3next" and "ssm_beta" in roles):
-            roles["ssm_ba"] = (roles.pop("ssm_beta")[0] + roles.pop("ssm_alpha")[0], HIDDEN)
+            roles["ssm_ba"] = (roles.pop("ssm_beta")[0] + roles.pop("ssm_alpha")[0], config.hidden)
         shapes |= {names[role]: shape for role, shape in roles.items()}
     return {name: tensor(name, shape, rank_of) for name, shape in shapes.items()}
 
@@ -195,77 +202,81 @@ def _roles(stage: Stage, config: ModelConfig, stack: Stack) -> Iterator[tuple[st
     which = "attn" if mixer else "ffn"
     if stage.update.kind is UpdateKind.JOIN:
         which = "ffn_experts"
-        yield "ffn_joined_norm", (1, HIDDEN)
+        yield "ffn_joined_norm", (1, config.hidden)
     if stage.update.scales_residual:
         yield "layer_output_scale", (1, 1)
     if isinstance(stage, TokenInput):
-        yield from (("inp_gate", (stage.width, HIDDEN)), ("proj", (HIDDEN, stage.width)))
-        yield "token_post_norm", (1, HIDDEN)
+        yield from (("inp_gate", (stage.width, config.hidden)), ("proj", (config.hidden, stage.width)))
+        yield "token_post_norm", (1, config.hidden)
         return
-    yield f"{which}_norm", (1, HIDDEN)
+    yield f"{which}_norm", (1, config.hidden)
     if stage.update.post_norm_eps:
-        yield f"{which}_post_norm", (1, HIDDEN)
+        yield f"{which}_post_norm", (1, config.hidden)
     match stage:
         case Attention():
-            yield from _attention_roles(stage, stack)
+            yield from _attention_roles(stage, config.hidden, stack)
         case GatedDeltaNet():
             values = stage.value_heads * stage.value_dim
-            yield "attn_qkv", (stage.channels, HIDDEN)
-            yield "attn_gate", (values, HIDDEN)
-            yield "ssm_beta", (stage.value_heads, HIDDEN)
-            yield "ssm_alpha", (stage.value_heads, HIDDEN)
+            yield "attn_qkv", (stage.channels, config.hidden)
+            yield "attn_gate", (values, config.hidden)
+            yield "ssm_beta", (stage.value_heads, config.hidden)
+            yield "ssm_alpha", (stage.value_heads, config.hidden)
             yield "ssm_conv1d", (stage.channels, stage.kernel)
             yield "ssm_dt", (1, stage.value_heads)
             yield "ssm_a", (1, stage.value_heads)
             yield "ssm_norm", (1, stage.value_dim)
-            yield "ssm_out", (HIDDEN, values)
+            yield "ssm_out", (config.hidden, values)
         case Dense():
-            yield from (("ffn_gate", (stage.width, HIDDEN)), ("ffn_up", (stage.width, HIDDEN)))
-            yield "ffn_down", (HIDDEN, stage.width)
+            yield from (("ffn_gate", (stage.width, config.hidden)), ("ffn_up", (stage.width, config.hidden)))
+            yield "ffn_down", (config.hidden, stage.width)
         case Experts():
-            yield from _expert_roles(stage, stack)
+            yield from _expert_roles(stage, config.hidden, stack)
 
 
-def _attention_roles(stage: Attention, stack: Stack) -> Iterator[tuple[str, tuple[int, int]]]:
+def _attention_roles(stage: Attention, hidden: int, stack: Stack) -> Iterator[tuple[str, tuple[int, int]]]:
     q, kv = stage.heads * stage.q_step, stage.kv_heads * stage.head_dim
-    projections = (("attn_q", q, stage.q_bias), ("attn_k", kv, stage.k_bias), ("attn_v", kv, stage.v_bias))
+    projections = [("attn_q", q, stage.q_bias), ("attn_k", kv, stage.k_bias), ("attn_v", kv, stage.v_bias)]
+    if stage.kv_source is not None:
+        projections = projections[:1]
     if stack.fused:
-        yield "attn_qkv", (q + 2 * kv, HIDDEN)
+        yield "attn_qkv", (q + 2 * kv, hidden)
     for role, width, biased in projections:
         if not stack.fused and not (role == "attn_v" and stage.v_from_k):
-            yield role, (width, HIDDEN)
+            yield role, (width, hidden)
         if biased:
             yield f"{role}.bias", (1, width)
-    yield "attn_output", (HIDDEN, stage.heads * stage.head_dim)
+    yield "attn_output", (hidden, stage.heads * stage.head_dim)
     if stage.output_bias:
-        yield "attn_output.bias", (1, HIDDEN)
+        yield "attn_output.bias", (1, hidden)
     if stage.q_norm:
-        yield from (("attn_q_norm", (1, stage.head_dim)), ("attn_k_norm", (1, stage.head_dim)))
+        yield "attn_q_norm", (1, stage.head_dim)
+    if stage.k_norm and stage.kv_source is None:
+        yield "attn_k_norm", (1, stage.head_dim)
     if stage.sinks:
         yield "attn_sinks", (1, stage.heads)
 
 
-def _expert_roles(stage: Experts, stack: Stack) -> Iterator[tuple[str, tuple[int, int]]]:
-    yield "ffn_gate_inp", (stage.count, HIDDEN)
+def _expert_roles(stage: Experts, hidden: int, stack: Stack) -> Iterator[tuple[str, tuple[int, int]]]:
+    yield "ffn_gate_inp", (stage.count, hidden)
     if stage.router_eps:
-        yield "ffn_gate_inp.scale", (1, HIDDEN)
+        yield "ffn_gate_inp.scale", (1, hidden)
     if stage.gains:
         yield "ffn_down_exps.scale", (1, stage.count)
     if stage.router_bias:
         yield "ffn_gate_inp.bias", (1, stage.count)
-    matrices = [("ffn_gate_exps", stage.width, HIDDEN), ("ffn_up_exps", stage.width, HIDDEN)]
+    matrices = [("ffn_gate_exps", stage.width, hidden), ("ffn_up_exps", stage.width, hidden)]
     if stack.fused:
-        matrices = [("ffn_gate_up_exps", 2 * stage.width, HIDDEN)]
-    for role, height, cols in (*matrices, ("ffn_down_exps", HIDDEN, stage.width)):
+        matrices = [("ffn_gate_up_exps", 2 * stage.width, hidden)]
+    for role, height, cols in (*matrices, ("ffn_down_exps", hidden, stage.width)):
         yield role, (stage.count * height, cols)
         if stage.down_bias:
             yield f"{role}.bias", (stage.count, height)
     if stage.shared is not None:
         for role in ("ffn_gate_shexp", "ffn_up_shexp"):
-            yield role, (stage.shared.width, HIDDEN)
-        yield "ffn_down_shexp", (HIDDEN, stage.shared.width)
+            yield role, (stage.shared.width, hidden)
+        yield "ffn_down_shexp", (hidden, stage.shared.width)
         if stage.shared.gated:
-            yield "ffn_gate_inp_shexp", (1, HIDDEN)
+            yield "ffn_gate_inp_shexp", (1, hidden)
 
 
 def factors(tensors: Mapping[str, TensorView]) -> tuple[float, ...]:
@@ -283,7 +294,8 @@ def cuts(layers: int, ranks: int) -> list[list[range]]:
 
 
 def share_of(at: range, layers: int) -> Share | None:
-    """Of a rank in the pipeline layout that has the layers `at`: one before it and one after it, where there are more."""
+    """Of a rank in the pipeline layout that has the layers `at`, with one before it and one after it where there are
+    more layers."""
     rank = int(at.start > 0)
     ranks = rank + 1 + int(at.stop < layers)
     return Share("pipeline", rank, ranks, at) if ranks > 1 else None

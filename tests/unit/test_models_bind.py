@@ -97,7 +97,8 @@ def run(
     bound: Bound, ops: tuple[Op, ...] | None = None, given: Mapping[str, np.ndarray] | None = None
 ) -> dict[str, Any]:
     """All buffers after six rows of one sequence."""
-    return program(within(ops or bound.ops), bound.weights, bound).run_from(rows(6, 1 + len(bound.windows)), given or {})
+    made = program(within(ops or bound.ops), bound.weights, bound)
+    return made.run_from(rows(6, 1 + len(bound.windows)), given or {})
 
 
 def rows(count: int, groups: int = 1) -> Batch:
