@@ -7,7 +7,8 @@
         logits = group.run(programs, batches)       # a batch for each rank, or one for all
 
 On paper one rank runs at a time and ranks that wait for one another end in `Deadlock` at once. Over memory a rank whose
-peer does not come raises `PeerLate` after `timeout_s`, and `limit_s` bounds the whole call.
+peer does not come raises `PeerLate` after `timeout_s`, and `limit_s` bounds the whole call. Each CPU rank needs a
+backend of its own: programs of one share its team, and one that waits for another in an exchange has the team.
 """
 
 from __future__ import annotations

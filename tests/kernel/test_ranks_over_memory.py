@@ -1,7 +1,9 @@
-"""Ranks as threads over one shared memory, on every ISA level: the oracle's divided attention, and the errors of a rank
-that fails or does not come."""
+"""Ranks as threads over one shared memory, on every ISA level: divided attention of the oracle and of the CPU
+backend, and the errors of a rank that fails or does not come."""
 
 from __future__ import annotations
+
+from functools import cache
 
 import kernel_rig as rig
 import numpy as np
@@ -11,12 +13,20 @@ from split_attention import Case, bind_rank, bind_whole, random_case, rank_batch
 
 from backends.acts import PeerLate
 from backends.base import Backend, OpenOptions, Stamp
+from backends.cpu.backend import CpuBackend
 from backends.quant import QuantType
 from backends.reference.backend import ReferenceBackend
 from backends.reference.exchange import Exchanges
 
 SOON_S = 0.05
 NOISE = 1e-5
+
+
+@cache
+def own_backend(level: str, rank: int) -> CpuBackend:
+    """Ranks of one process must not share a team: one would wait for another while it has the team."""
+    opened: CpuBackend = rig.backend.__wrapped__(level, threads=1)
+    return opened
 
 
 def whole(case: Case, device: Backend, kind: QuantType = QuantType.F32) -> list[np.ndarray]:
@@ -50,6 +60,18 @@ def test_the_oracle_divides_attention_over_native_exchanges(level: str, seed: in
     gave = divided(case, [device] * case.ranks, rig.backend(level).library, kind)
     for wanted, got in zip(expected, gave, strict=True):
         assert np.abs(got - wanted).max() < (1e-6 if dtype == "float64" else NOISE)
+        assert all(np.array_equal(each, got[0]) for each in got)
+
+
+@pytest.mark.parametrize("seed", range(14))
+def test_cpu_ranks_divide_attention_that_is_whole_on_the_oracle(level: str, seed: int) -> None:
+    """Against the undivided oracle; every rank has the same bits."""
+    case = random_case(seed, head_dims=(32, 64))
+    expected = whole(case, ReferenceBackend(OpenOptions()))
+    devices: list[Backend] = [own_backend(level, rank) for rank in range(case.ranks)]
+    gave = divided(case, devices, rig.backend(level).library)
+    for wanted, got in zip(expected, gave, strict=True):
+        assert np.abs(got - wanted).max() < NOISE
         assert all(np.array_equal(each, got[0]) for each in got)
 
 
