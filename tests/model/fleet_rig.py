@@ -1,8 +1,8 @@
 """A fleet of ranks in one process, driven batch by batch as their workers would be: in either layout, on any vectors.
 
 Every rank binds its own share on a backend of its own and exchanges over a paper wire, so a list in which two ranks
-miss each other ends at once. KV pages lie where the owner rule of the token vector says; rows of others go into the
-padding page.
+miss each other ends at once; or over shared memory, as between processes. KV pages lie where the owner rule of the
+token vector says; rows of others go into the padding page.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 from ranks import Group, on_paper
 
-from backends.base import PAGE_LEN, Batch, Limits, Op, OpenOptions, StatePool, TensorView
+from backends.base import PAGE_LEN, Backend, Batch, Limits, Op, OpenOptions, Program, StatePool, TensorView
 from backends.quant import QuantType
 from backends.reference.backend import ReferenceBackend
 from homeserve.layouts.cut import cut_of_ranges, legal_ends
@@ -65,7 +65,8 @@ def cut_near(ratio: Sequence[int], layers: int, sources: Mapping[int, int]) -> l
 
 @dataclass
 class Fleet:
-    """`ratio` is the pipeline ratio or the weight vector. `change` may replace a rank's ops before they run."""
+    """`ratio` is the pipeline ratio or the weight vector. `change` may replace a rank's ops before they run. `backend`
+    opens a rank's device, `group` is how they exchange (None: on paper)."""
 
     family: Family
     config: ModelConfig
@@ -74,13 +75,16 @@ class Fleet:
     ratio: Sequence[int] = (1,)
     token_vector: Sequence[int] = ()
     change: Callable[[int, tuple[Op, ...]], Sequence[Op]] = lambda rank, ops: ops
+    backend: Callable[[], Backend] = lambda: ReferenceBackend(OpenOptions())
+    group: Group | None = None
     bounds: list[Bound] = field(default_factory=list)
     seq: int = 0
 
     def __post_init__(self) -> None:
         shares = shares_of(self.layout, self.ratio, self.family, self.config, self.tensors)
         self.bounds = [bind(self.family, self.config, self.tensors, share) for share in shares]
-        self.group: Group = on_paper(len(shares))
+        self.acts = self.group or on_paper(len(shares))
+        self.devices = [self.backend() for _ in shares]
         vector = self.token_vector if self.layout == "tensor" and len(shares) > 1 else (1,)
         self.rule = OwnerRule.of(vector)
         groups = 1 + len(self.bounds[0].windows)
@@ -91,17 +95,21 @@ class Fleet:
         rng = np.random.default_rng(11)
         self.tables = np.stack([rng.permutation(pages).reshape(LANES, LANE_PAGES) for _ in range(groups)])
 
-    def _program(self, rank: int, bound: Bound) -> object:
+    def _program(self, rank: int, bound: Bound) -> Program:
         own = [group.tensor_rows[self._place(rank)] for group in self.rows]
-        return ReferenceBackend(OpenOptions()).bind(
+        return self.devices[rank].bind(
             tuple(self.change(rank, bound.ops)),
             bound.weights,
             bound.kv_pool(own[0], QuantType.F32, own[1:]),
             Limits(rows=ROWS, logit_rows=ROWS, lanes=LANES, lane_pages=LANE_PAGES),
             lambda *_: None,
             StatePool(bound.state_layers, LANES if bound.state_layers else 0),
-            self.group.acts[rank] if len(self.bounds) > 1 else None,
+            self.acts.acts[rank] if len(self.bounds) > 1 else None,
         )
+
+    def close(self) -> None:
+        for held in (*self.programs, *self.devices):
+            held.close()
 
     def _place(self, rank: int) -> int:
         return rank if self.rule.ranks > 1 else 0
@@ -116,7 +124,7 @@ class Fleet:
         empty = np.zeros((0, 0), np.int32)
         whole = Batch(tokens, positions, empty, lanes, empty, rows.astype(np.int32), self.states, 1, self.seq)
         batches = [self._local(whole, rank) for rank in range(len(self.bounds))]
-        return self.group.run(self.programs, batches)[-1]  # type: ignore[arg-type]
+        return self.acts.run(self.programs, batches)[-1]
 
     def _local(self, batch: Batch, rank: int) -> Batch:
         """The batch as `rank` sees it: its own pages, and the padding page for rows of others."""

@@ -108,7 +108,9 @@ class Wide:
 def wide(name: str) -> Wide:
     form = FORMS[name]
     family = rig.family_of(form.arch)
-    metadata = rig.metadata(form.arch, form.stack, **form.changes)
+    keys = rig.metadata(form.arch, form.stack, **form.changes)
+    # A file holds floats of 32 bits.
+    metadata = {key: float(np.float32(value)) if isinstance(value, float) else value for key, value in keys.items()}
     config = family.config_from(metadata)
     tensors = rig.tensors_of(family, config, form.stack, ())
     if form.biased:
