@@ -117,9 +117,9 @@ def _with_setting(wish: Wish, name: str, value: str | int) -> Wish:
         case "draft" | "vision":
             change = {name: value not in ("off", "no", "false")}
         case "devices" | "weight_vector" | "token_vector" | "pipeline_ratio":
-            if value != "auto":
-                raise ValueError(f"{name} is only ever set back to auto")
-            change = {name: (), **({"cpu_ranks": 1} if name == "devices" else {})}
+            if value not in ("auto", "cpu"):
+                raise ValueError(f"{name} is only ever set back to auto, or to the CPU alone")
+            change = {name: () if value == "auto" else ("cpu",)} | ({"cpu_ranks": 1} if name == "devices" else {})
         case "cpu_moe":
             change = {name: {"auto": -1, "off": 0}.get(str(value), value)}
         case "context" | "kv_tokens" | "chunk":
@@ -239,7 +239,14 @@ def _ladder(subject: Subject, wish: Wish) -> Iterable[tuple[Settings, str]]:
     free: Settings = {}
     vectors = wish.pipeline_ratio or wish.weight_vector or wish.token_vector
     if wish.devices or wish.layout != "auto" or wish.flip != "auto" or wish.cpu_moe >= 0 or vectors:
-        free = {"devices": "auto", "layout": "auto", "flip": "auto", "cpu_moe": "auto", "weight_vector": "auto"}
+        # A server that is about to start computes on the CPU.
+        free = {
+            "devices": "cpu" if subject.file_fixed else "auto",
+            "layout": "auto",
+            "flip": "auto",
+            "cpu_moe": "auto",
+            "weight_vector": "auto",
+        }
         free |= {"token_vector": "auto", "pipeline_ratio": "auto"}
     types = smaller_rows(subject.shape, wish.kv_type) if KV_BITS[wish.kv_type] > KV_BITS["q8_0"] else []
     small: Settings = {"kv_type": types[0]} if types else {}

@@ -7,6 +7,7 @@ is the sum of the mappings that no line owns, told by what they are:
     heap         the C library's first heap                    anonymous    its other arenas, Python's objects, threads
     stacks       of the first thread                           libraries    the interpreter, libraries, files: by share
     rings        shared memory: counted once, as the plan log  model file   page cache: reported, not counted
+    acts         shared memory between ranks: counted once, all of it, because all of it is reserved
 
 Pages of libraries that several processes map are counted by share (Pss), so our processes together count each once.
 Mapped pages of the model's file are cache that the kernel takes back before anybody lacks memory; they are a line
@@ -31,11 +32,13 @@ from typing import Any
 
 from budget.facts import MIB
 from budget.host import own_group
-from budget.host_lines import ENGINE_PROCESS, MODEL_FILE, PLAN_LOG, TEMPLATE_PROCESS, WORKER_PROCESSES
+from budget.host_lines import ACTS, ENGINE_PROCESS, MODEL_FILE, PLAN_LOG, TEMPLATE_PROCESS, WORKER_PROCESSES
 from budget.ledger import PIPELINE, Line
 
 SMAPS_BYTES_MAX = 64 << 20
 """A process of ours has some hundred mappings of less than a KiB of text each."""
+ACTS_FILE = "/memfd:homeserve-acts"
+"""As smaps names the memory that `backends.acts` makes."""
 FRESH_S = 1.0
 """A measurement this old is given again: reading all page tables takes the kernel a while."""
 
@@ -116,9 +119,13 @@ def measure(members: Members, root: str | Path = "/") -> Measurement:
     lines = [*_region_lines(members, areas), *_process_lines(members, areas)]
     log_bytes = _allocated(members.segments)
     lines.append(_line(members.host, PLAN_LOG, log_bytes, "blocks of the shared memory's files"))
+    acts_bytes = _acts(areas.values())
+    if len(members.workers) > 1:
+        lines.append(_line(members.host, ACTS, acts_bytes, "smaps: its mapping"))
     lines.append(_model_line(members, areas))
     group_bytes, group_why = _group(members, root)
-    return Measurement(tuple(lines), _total(members, areas, log_bytes), group_bytes, group_why)
+    shared = None if log_bytes is None else log_bytes + (acts_bytes or 0)
+    return Measurement(tuple(lines), _total(members, areas, shared), group_bytes, group_why)
 
 
 def compare(lines: Sequence[Line], measured: Measurement, moment: str = PIPELINE) -> list[dict[str, Any]]:
@@ -248,7 +255,7 @@ def _process(
             return Measured(members.host, name, None, None)
         for area in known:
             kind = _kind(area, members)
-            if kind not in (PLAN_LOG, MODEL_FILE) and not any(_inside(area, region) for region in regions):
+            if kind not in _SHARED and not any(_inside(area, region) for region in regions):
                 kinds[kind] = kinds.get(kind, 0) + area.share
     if not parts:
         return Measured(members.host, name, None, None)
@@ -265,12 +272,20 @@ def _model_line(members: Members, areas: Mapping[int, tuple[Area, ...] | None]) 
     return Measured(members.host, MODEL_FILE, size, "smaps, by file; the kernel takes it back when it needs to")
 
 
-def _total(members: Members, areas: Mapping[int, tuple[Area, ...] | None], log_bytes: int | None) -> int | None:
+def _acts(areas: Iterable[tuple[Area, ...] | None]) -> int | None:
+    """Of the memory that ranks exchange through; None where nobody maps any."""
+    return max(
+        (area.end - area.start for known in areas for area in known or () if area.name.startswith(ACTS_FILE)),
+        default=None,
+    )
+
+
+def _total(members: Members, areas: Mapping[int, tuple[Area, ...] | None], shared_bytes: int | None) -> int | None:
     """Everything that is mapped anywhere, but for page cache of the model."""
-    if log_bytes is None or any(of_process is None for of_process in areas.values()):
+    if shared_bytes is None or any(of_process is None for of_process in areas.values()):
         return None
     held = (area for of_process in areas.values() for area in of_process or ())
-    return log_bytes + sum(area.share for area in held if _kind(area, members) not in (PLAN_LOG, MODEL_FILE))
+    return shared_bytes + sum(area.share for area in held if _kind(area, members) not in _SHARED)
 
 
 def _group(members: Members, root: str | Path) -> tuple[int | None, str]:
@@ -333,12 +348,18 @@ def _inside(area: Area, region: Region) -> bool:
     return region.address <= area.start < region.address + region.bytes
 
 
+_SHARED = (PLAN_LOG, MODEL_FILE, ACTS)
+"""Kinds of mappings that are counted once for all processes, or not at all."""
+
+
 def _kind(area: Area, members: Members) -> str:
     name = area.name.removesuffix(" (deleted)")
     if name in members.model_files:
         return MODEL_FILE
     if any(name == str(path) for path in members.segments):
         return PLAN_LOG
+    if name == ACTS_FILE:
+        return ACTS
     if name == "[heap]":
         return "heap"
     if name.startswith("[stack"):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from budget.corridor import Breach
 from budget.facts import MIB
+from budget.host_lines import of_rank
 from homeserve.corridor import CorridorSampler, HostFree, words
 from homeserve.measure import MeasuredBudget, Members, Region, Worker
 from homeserve.server.context import ServerContext, State
@@ -75,8 +76,15 @@ class MemoryWatch:
 
         fleet, templates = self._context.fleet, self._context.templates
         assert fleet is not None, "what is loaded is measured"
+        ranks = self._context.ranks
+        several = ranks is not None and ranks.ranks > 1
+
+        def region(rank: int, line: str, address: int, size: int) -> Region:
+            return Region(of_rank(line, rank) if several else line, address, size)
+
         workers = tuple(
-            Worker(pid, self._host, tuple(Region(*region) for region in regions)) for _, pid, regions in fleet.regions()
+            Worker(pid, self._host, tuple(region(rank, *each) for each in regions))
+            for rank, pid, regions in fleet.regions()
         )
         folder = segments.folder()
         return Members(

@@ -20,6 +20,8 @@ from homeserve.settings import Settings, flag, options
 _SMALLER = "use a smaller model or quantisation, or free some memory"
 _WORTH_SAYING = ("kv_tokens", "context", "max_running", "chunk")
 """Settings that a refusal may tell to change, where they differ from what was asked."""
+_OF_RANKS = ("layout", "pipeline_ratio", "weight_vector", "token_vector")
+"""Settings that only several ranks have."""
 
 
 def plan_of(settings: Settings, facts: ModelFacts, box: Box) -> Plan:
@@ -170,8 +172,13 @@ def _too_large(settings: Settings, refusal: Refusal) -> BudgetError:
         told["kv_type"] = refusal.nearest["kv_type"]
     if refusal.nearest.get("floor_mib", settings.floor_mib) != settings.floor_mib:
         told["floor_mib"] = refusal.nearest["floor_mib"]
+    fewer = settings.ranks > 1 and refusal.nearest["devices"] == "cpu"
+    if fewer:
+        told["devices"] = "cpu"
+    away = [flag(name) for name in _OF_RANKS if fewer and getattr(settings, name) not in ("auto", ())]
+    without = f", without {' and '.join(away)}" if away else ""
     field = "kv_tokens" if settings.kv_tokens else "context" if settings.context else "model"
-    return BudgetError(message, field=field, fix=f"the nearest that fits is {' '.join(flags(told))}")
+    return BudgetError(message, field=field, fix=f"the nearest that fits is {' '.join(flags(told))}{without}")
 
 
 def _mib(count: int) -> str:

@@ -96,6 +96,27 @@ def test_every_line_is_read_and_their_sum_is_everything(tmp_path: Path, members:
     assert how["worker processes"] == "smaps: anonymous 10.0, heap 6.0, libraries 4.0 MiB"
 
 
+def test_what_ranks_exchange_through_is_counted_once_and_whole(tmp_path: Path, members: Members, ring: Path) -> None:
+    """Each rank's own lines, and the memory between them, of which hardly a page was touched."""
+    acts = mapping(0x7E8000000000, 24 * MIB, "/memfd:homeserve-acts (deleted)", rss=2 * MIB, pss=MIB)
+    folders = [tmp_path / "proc" / str(pid) / "smaps" for pid in (WORKER, 103)]
+    folders[1].parent.mkdir()
+    text = folders[0].read_text() + acts
+    for path in folders:
+        path.write_text(text)
+    one, other = (
+        Worker(pid, 0, tuple(replace(each, line=f"{each.line}, rank {rank}") for each in REGIONS))
+        for rank, pid in enumerate((WORKER, 103))
+    )
+    alone, both = measure(members, tmp_path), measure(replace(members, workers=(one, other)), tmp_path)
+    found = by_line(both.lines)
+    assert found[1, "acts"] == 24.0 and (1, "acts") not in by_line(alone.lines)
+    assert (found[0, "weights, rank 0"], found[0, "weights, rank 1"]) == (6.0, 6.0)
+    assert found[1, "worker processes"] == 2 * (6 + 4 + 10)
+    told = [each.bytes or 0 for each in both.lines if "page cache" not in each.line]
+    assert sum(told) == both.smaps_bytes
+
+
 def test_a_process_that_is_gone_leaves_its_lines_unknown_and_no_other(tmp_path: Path, members: Members) -> None:
     (tmp_path / "proc" / str(WORKER) / "smaps").unlink()
     found = measure(members, tmp_path)

@@ -1,0 +1,172 @@
+"""What each rank is: cores that nobody else has, plans in flight, parts that cover the model, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from budget.facts import MIB, Box, CpuFacts, MemoryFacts
+from budget.ranks import ActSizes
+from budget.shape import load_shape
+from homeserve.errors import BudgetError, SettingError
+from homeserve.layouts.ranks import RankPlan, pinned_cores, rank_plan
+from homeserve.settings import Settings, load
+from homeserve.sizing import engine_limits, plan_of, ranks_of_plan, row_limit
+
+ACTS = ActSizes(65536, 1000, 64, 4)
+PARTS: dict[str, Any] = {
+    "layout": "pipeline", "ranks": 3, "layers": 12, "ranges": ((0, 6), (6, 9), (9, 12)), "kv_sources": {},
+    "weight_vector": (), "token_vector": (), "threads": 0, "usable": 8, "cores": (0, 2, 4, 6, 8, 10, 12, 14),
+    "acts": ACTS,
+}  # fmt: skip
+TENSOR = PARTS | {"layout": "tensor", "ranges": (), "weight_vector": (2, 1, 1), "token_vector": (4, 2, 2)}
+ONE = PARTS | {"ranks": 1, "ranges": ((0, 12),)}
+
+
+def made(parts: dict[str, Any], **more: Any) -> RankPlan:
+    return rank_plan(**(parts | more))
+
+
+class Facts:
+    """What sizing reads of a model."""
+
+    shape = load_shape("qwen3-4b")
+
+
+def box(cores: int, mib: int = 65536) -> Box:
+    facts = CpuFacts("CPU", cores, cores, "processors", frozenset())
+    return Box("box", MemoryFacts(mib * MIB, mib * MIB, "MemTotal", mib * MIB, 0), facts)
+
+
+def of_words(words: str, cores: int, mib: int = 65536) -> tuple[Settings, RankPlan, Any]:
+    where, said = box(cores, mib), load(words.split(), {}, "/")
+    plan = plan_of(said, Facts, where)  # type: ignore[arg-type]
+    return said, ranks_of_plan(said, plan, where, tuple(range(cores))), plan
+
+
+# ------------------------------------------------------------------------------------------------------------ one plan
+
+
+def test_a_pipeline_has_one_plan_more_than_ranks_in_flight_and_a_group_for_each() -> None:
+    plan = made(PARTS)
+    assert (plan.layout, plan.ranges, plan.weight_vector, plan.token_vector) == ("pipeline", PARTS["ranges"], (), ())
+    assert (plan.plans_in_flight, plan.decode_groups, plan.acts) == (4, 3, ACTS)
+    assert (plan.threads, plan.cores, plan.spin_us) == (2, ((0, 2), (4, 6), (8, 10)), 100)
+    assert plan.memory_domain == "discrete" and not plan.shares_cores
+
+
+def test_a_tensor_layout_has_two_vectors_and_no_ranges() -> None:
+    plan = made(TENSOR)
+    assert (plan.layout, plan.ranges) == ("tensor", ())
+    assert (plan.weight_vector, plan.token_vector) == ((2, 1, 1), (2, 1, 1)), "the owner rule's vector is reduced"
+    assert (plan.plans_in_flight, plan.decode_groups) == (2, 1)
+
+
+def test_one_rank_is_as_if_there_were_no_others() -> None:
+    plan = made(ONE, threads=0)
+    assert (plan.plans_in_flight, plan.decode_groups, plan.acts) == (2, 1, None)
+    assert (plan.threads, plan.cores, plan.spin_us) == (0, (), 0)
+    assert not plan.shares_cores and made(ONE, threads=5).threads == 5
+    assert made(ONE | {"layout": "tensor"}).layout == "pipeline"
+
+
+def test_ranks_that_lack_cores_are_not_pinned_and_do_not_spin() -> None:
+    crowded = made(PARTS, usable=2, cores=(0, 1))
+    assert (crowded.threads, crowded.cores, crowded.spin_us) == (1, (), 0) and crowded.shares_cores
+    quota = made(PARTS, usable=5, threads=2)
+    assert quota.cores == () and quota.spin_us == 0, "the control group's quota is less than the cores"
+    assert made(PARTS, usable=6, threads=2).cores == ((0, 2), (4, 6), (8, 10))
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 16), st.integers(1, 8), st.integers(1, 64), st.integers(1, 64))
+def test_no_core_is_given_twice(ranks: int, threads: int, usable: int, cores: int) -> None:
+    pinned = pinned_cores(ranks, threads, usable, tuple(range(0, 2 * cores, 2)))
+    every = [core for own in pinned for core in own]
+    assert len(every) == len(set(every)) and len(every) <= min(usable, cores)
+    assert bool(pinned) == (ranks > 1 and ranks * threads <= min(usable, cores))
+    assert all(len(own) == threads for own in pinned) and len(pinned) in (0, ranks)
+
+
+@pytest.mark.parametrize(
+    ("parts", "more", "message"),
+    [
+        (PARTS, {"ranges": ((0, 6), (6, 9), (9, 11))}, "end with layer 10, and there are 12"),
+        (PARTS, {"ranges": ((0, 6), (7, 9), (9, 12))}, "layers 6 to 6 are on no rank"),
+        (PARTS, {"kv_sources": {7: 5}}, "layer 7 reads the K and V of layer 5"),
+        (TENSOR, {"token_vector": (4, 0, 2)}, "token_vector 4,0,2: rank 1 has 0 of 6 parts"),
+        (TENSOR, {"weight_vector": (4, 0, 2)}, "weight_vector 4,0,2: rank 1 has 0"),
+        (TENSOR, {"weight_vector": ()}, "weight_vector: there is no number"),
+    ],
+)
+def test_parts_that_do_not_cover_the_model_are_refused(
+    parts: dict[str, Any], more: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SettingError, match=message):
+        made(parts, **more)
+
+
+@pytest.mark.parametrize(
+    ("parts", "more"), [(PARTS, {"ranks": 2}), (TENSOR, {"ranks": 4}), (TENSOR, {"token_vector": (1, 1)})]
+)
+def test_parts_for_other_ranks_are_a_bug(parts: dict[str, Any], more: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="entries for"):
+        made(parts, **more)
+
+
+# ------------------------------------------------------------------------------------------------- from settings on
+
+
+def test_words_become_ranks() -> None:
+    said, ranks, plan = of_words("--devices cpu:3 --layout pipeline --pipeline-ratio 2,1,1 --max-running 4", cores=6)
+    assert (ranks.layout, ranks.ranges, ranks.threads) == ("pipeline", ((0, 18), (18, 27), (27, 36)), 2)
+    assert ranks.cores == ((0, 1), (2, 3), (4, 5)) and ranks.spin_us == 100
+    assert row_limit(said, plan) == 260
+    assert ranks.acts == ActSizes(65536, 260 * 2 * 2560, 16, 5)
+    limits = engine_limits(said, plan, ranks)
+    assert (limits.plans_in_flight, limits.decode_groups, limits.kv_tokens) == (4, 3, plan.kv_tokens)
+
+
+def test_vectors_become_ranks() -> None:
+    words = "--devices cpu:3 --weight-vector 30,17,17 --token-vector 28,26,20 --threads 1"
+    said, ranks, plan = of_words(words, cores=2)
+    assert (ranks.layout, ranks.weight_vector, ranks.token_vector) == ("tensor", (30, 17, 17), (14, 13, 10))
+    assert plan.kv_tokens % (16 * 37) == 0
+    assert ranks.shares_cores and (ranks.threads, ranks.spin_us) == (1, 0)
+    assert engine_limits(said, plan, ranks).plans_in_flight == 2
+
+
+def test_nothing_said_is_one_rank_as_ever() -> None:
+    said, ranks, plan = of_words("", cores=4)
+    assert (ranks.ranks, ranks.ranges, ranks.acts, ranks.threads) == (1, ((0, 36),), None, 0)
+    assert engine_limits(said, plan, ranks).plans_in_flight == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "part"),
+    [
+        (
+            "--devices cpu:3 --layout pipeline --pipeline-ratio 20,10,10",
+            "pipeline_ratio",
+            "= 40, and the backbone has 36",
+        ),
+        ("--devices cpu:2 --context 999999", "context", "--context 999999 is more than"),
+    ],
+)
+def test_what_the_model_cannot_have_is_a_setting(words: str, field: str, part: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        of_words(words, cores=4)
+    assert caught.value.field == field and part in caught.value.message
+    assert caught.value.message.startswith(f"--{field.replace('_', '-')}")
+
+
+def test_ranks_that_do_not_fit_are_refused_with_the_sum_and_the_way_out() -> None:
+    with pytest.raises(BudgetError) as caught:
+        of_words("--devices cpu:8 --weight-vector 1,1,1,1,1,1,1,1 --max-running 1", cores=8, mib=3300)
+    message = caught.value.message
+    assert "Of it the ranks need rank 0 " in message and "MiB are left" in message
+    assert "weights, rank 7" in message, "the whole sum"
+    assert "--devices cpu" in (caught.value.fix or "") and "without --weight-vector" in (caught.value.fix or "")
