@@ -217,7 +217,7 @@ class Engine:
     # --------------------------------------------------------------------------------------------- fleet listener
 
     def on_results(self, seq: int, results: tuple[Result, ...]) -> None:
-        """Every rank is past plan `seq`. Once a life is given up nothing more of it is believed."""
+        """Every rank has run plan `seq`; the last one has sampled."""
         if self._state != "ready":
             return
         began = time.perf_counter()
@@ -225,10 +225,6 @@ class Engine:
         census = self._census_flight.pop(seq, None)
         if census is not None:
             self._answer_census(census, results)
-        refused = next((r for r in results if not r.ok), None)
-        if refused is not None:
-            self.on_lost(Loss(refused.rank, f"plan {seq} was refused: {refused.reason}", seq=seq))
-            return
         self._acked_since_loss = True
         self._deliver(self._scheduler.apply(seq, results[-1].samples))
         self._pump()

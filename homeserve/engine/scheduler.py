@@ -2,7 +2,7 @@
 
 One plan carries at most one row run of each sequence:
 
-    decode rows     one for each sequence that may go on, oldest first
+    decode rows     one for each sequence that may go on, oldest first (with groups, of some)
     prefill rows    up to `chunk` prompt tokens, split between the oldest unfinished prompt (at least half, so that it
                     never starves) and those behind it (so that a short one does not wait for a long one)
 
@@ -13,6 +13,12 @@ sooner and streams later.
 The schedule runs ahead. A plan may be issued before the previous one is back: a decode row whose input is still unknown
 says so, and the rank uses the token that it drew itself. If the previous plan turns out to end a sequence, its row in
 the next one is discarded when it comes back.
+
+Groups. A sequence's next decode row needs the token of its last one, so where several ranks work one behind the other
+(the pipeline layout) plans that all carry the same sequences would keep one rank busy and the others waiting. With
+`decode_groups` G a plan takes the decode rows of a G-th part of the sequences, those that were longest in none, so that
+G plans in a row have different ones. `prefill_delay` counts for a whole round then: no sequence is left out of more
+than (N + 1) G - 1 plans in a row. Chunks of a prompt need no answer and go out one behind the other in any case.
 
 Memory. A sequence takes pages as it grows, and where layers have a window lets go of those before it as soon as a plan
 is issued (`tables`). When none is left the newest one (or one whose reader stalls) is preempted: its pages go back once
@@ -47,8 +53,9 @@ STRIKES_OUT = 2
 
 @dataclass
 class Draft:
-    """A plan to be issued, and the sequences that it names."""
+    """A plan to be issued, and the sequences that it names. `number` rises from one draft to the next."""
 
+    number: int
     drop: tuple[int, ...] = ()
     new: list[NewLane] = field(default_factory=list)
     rows: list[LaneRows] = field(default_factory=list)
@@ -66,6 +73,7 @@ class Draft:
         if sequence not in self.named:
             self.named.append(sequence)
             sequence.in_flight += 1
+            sequence.turn = self.number
 
     @property
     def kind(self) -> PlanKind:
@@ -116,6 +124,9 @@ class Scheduler:
         """Sequences that hold a lane, by key, oldest first (PREFILL, DECODE, PREEMPTED, ENDING)."""
         self._flight: OrderedDict[int, Draft] = OrderedDict()
         self._delayed = 0
+        self._drafts = 0
+        self._decode_plans = limits.decode_groups
+        """Drafts with decode rows, counted on from a round."""
         self._any_suspect = False
         self._reset_memory()
 
@@ -167,7 +178,8 @@ class Scheduler:
 
     def next_plan(self) -> Draft | None:
         """The next plan, its pages taken; None when there is nothing to do until something comes back."""
-        draft = Draft()
+        self._drafts += 1
+        draft = Draft(self._drafts)
         suspects = [s for s in self.open_sequences() if s.suspect] if self._any_suspect else []
         self._any_suspect = bool(suspects)
         if suspects and self._flight:
@@ -280,18 +292,32 @@ class Scheduler:
             if sequence.wants_decode:
                 decoding.append(sequence)
             else:
-                sequence.skipped = 0
+                sequence.skipped = sequence.passed_over = 0
         if decoding and self._delayed < self.limits.prefill_delay:
             self._draft_prefill(draft)
         if draft.rows:
             self._delayed += 1
         else:
             self._delayed = 0
-            for sequence in decoding:
-                self._draft_decode(draft, sequence)
+            self._draft_decodes(draft, decoding)
             self._draft_prefill(draft)
         if draft.rows:
             self._count_skips({s.key for s in decoding} - {row.request for row in draft.rows})
+
+    def _draft_decodes(self, draft: Draft, decoding: list[Sequence]) -> None:
+        """A row of each, or with groups of a share of them: those that were longest in no plan, none that was in this
+        round already, and whoever was passed over so often that its round would end without it."""
+        groups = self.limits.decode_groups
+        share = -(-len(decoding) // groups)
+        round_plans = -(-len(decoding) // max(1, share))
+        for sequence in decoding if groups == 1 else sorted(decoding, key=lambda s: (s.turn, s.key)):
+            due = self._decode_plans - sequence.decode_turn >= round_plans or not draft.rows
+            if (due and len(draft.rows) < share) or sequence.passed_over >= groups - 1:
+                self._draft_decode(draft, sequence)
+        if draft.rows:
+            for sequence in decoding:
+                sequence.passed_over += sequence.turn != draft.number
+            self._decode_plans += 1
 
     def _draft_suspect(self, draft: Draft, suspects: list[Sequence]) -> None:
         """Rows of one suspect alone: that with the most strikes, then the oldest."""
@@ -315,7 +341,8 @@ class Scheduler:
         sequence.issued += 1
         draft.reach[sequence.key] = sequence.issued
         sequence.pending += 1
-        sequence.skipped = 0
+        sequence.skipped = sequence.passed_over = 0
+        sequence.decode_turn = self._decode_plans
 
     def _draft_prefill(self, draft: Draft) -> None:
         """Prompt rows: those already begun, oldest first, then new ones. The first gets at least half of the chunk."""

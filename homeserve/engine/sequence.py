@@ -55,6 +55,7 @@ class Sequence:
         "anchors",
         "call",
         "chain",
+        "decode_turn",
         "died_at",
         "finish",
         "held",
@@ -65,6 +66,7 @@ class Sequence:
         "key",
         "lane",
         "logprobs_seen",
+        "passed_over",
         "pending",
         "saves",
         "sent_pages",
@@ -75,6 +77,7 @@ class Sequence:
         "tables",
         "target",
         "tokens",
+        "turn",
     )
 
     def __init__(self, key: int, call: GenerateCall) -> None:
@@ -116,7 +119,13 @@ class Sequence:
         self.logprobs_seen = 1
         """Prompt positions whose log-probability its reader has (position 0 has none)."""
         self.skipped = 0
-        """Plans in a row that could have carried its decode row and did not."""
+        """Plans in a row that could have carried its decode row and did not,"""
+        self.passed_over = 0
+        """and how many of these carried decode rows of others."""
+        self.turn = 0
+        """Number of the last draft with a row of it,"""
+        self.decode_turn = 0
+        """and of the last one with its decode row among those that have any."""
 
     @property
     def prompt_len(self) -> int:
@@ -144,6 +153,7 @@ class Sequence:
         self.sent_pages = 0
         self.saves = []
         self.skipped = 0
+        self.passed_over = 0
         self.in_flight = 0
 
     def move(self, to: SequenceState) -> None:

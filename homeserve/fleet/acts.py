@@ -34,7 +34,9 @@ class ActsMemory:
         shape = self.shape
         mailbox_bytes = (shape.channels_at - shape.mailboxes_at) // shape.ranks
         return {
-            "mailboxes": [self._mailbox(rank, shape.mailboxes_at + rank * mailbox_bytes) for rank in range(shape.ranks)],
+            "mailboxes": [
+                self._mailbox(rank, shape.mailboxes_at + rank * mailbox_bytes) for rank in range(shape.ranks)
+            ],
             "channels": [self._channel(*route) for route in shape.routes],
         }
 

@@ -30,12 +30,22 @@ class _Open:
 
 
 @dataclass(frozen=True)
-class Late:
-    """Rank `rank` owes an answer to plan `seq` and has been silent for `silent_s`."""
+class Debt:
+    """The next plan that a rank has to answer."""
 
-    rank: int
     seq: int
     kind: PlanKind
+
+    @property
+    def text(self) -> str:
+        return f"plan {self.seq} ({self.kind.name.lower()})"
+
+
+@dataclass(frozen=True)
+class Late:
+    """Rank `rank` owes an answer and has been silent for `silent_s`."""
+
+    rank: int
     silent_s: float
 
 
@@ -49,6 +59,10 @@ class PlanBook:
         self.issued = 0
 
     @property
+    def ranks(self) -> int:
+        return len(self._acked)
+
+    @property
     def in_flight(self) -> int:
         """Plans that some rank has not answered or passed."""
         return self.issued - min(self._acked)
@@ -56,6 +70,11 @@ class PlanBook:
     def last_seq(self, rank: int) -> int:
         """The last plan that the rank answered."""
         return self._acked[rank]
+
+    def debt(self, rank: int) -> Debt | None:
+        """What the rank owes first; None if it has answered all that was issued."""
+        seq = self._acked[rank] + 1
+        return next((Debt(seq, entry.kind) for entry in self._open if entry.seq == seq), None)
 
     def issue(self, plan: Plan, now: float) -> None:
         """A plan was written to the log."""
@@ -95,9 +114,7 @@ class PlanBook:
         silent_s, rank = max(silent)
         if silent_s < allowed_s:
             return None
-        seq = self._acked[rank] + 1
-        kind = next((entry.kind for entry in self._open if entry.seq == seq), PlanKind.DECODE)
-        return Late(rank, seq, kind, silent_s)
+        return Late(rank, silent_s)
 
     def next_check(self, allowed_s: float) -> float | None:
         """When some rank will be late if nothing is heard of it; None if nothing is owed."""

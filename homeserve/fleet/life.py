@@ -1,15 +1,20 @@
 """One life of a fleet: from shared memory and spawn to the last worker reaped. A restart is a new life.
 
-    NEW ──start──▶ UP ──────────────end──────────────▶ ENDED
-                    └──a rank died, hung or lied──▶ LOST ──end──┘
+    NEW ──start──▶ UP ────────────────────────end────────────────────────▶ ENDED
+                    ├──a rank died, refused a plan or lied──▶ LOST ──end──────┘
+                    └──a rank waited in vain, or is silent──▶ STUCK ─▶ LOST
 
-The first thing that goes wrong decides: it is kept as `loss`, nothing that comes later is believed, and whoever waits
-(a handshake, a load, the engine) is told once. A loss is noticed by
+The first thing that goes wrong ends it: nothing more is issued, no result is believed, and whoever waits (a handshake,
+a load, the engine) is told once, with `loss`. A loss is noticed by
 
     the process ends           its exit status; a SIGKILL together with the cgroup's counter is an out-of-memory kill
     its doorbell ends          it is given a moment to end by itself, so that the exit status can tell why
     a report is damaged        or answers a plan out of turn
-    silence                    it owes an answer and gave no sign for the plan timeout: evidence is taken first
+    a plan is refused          after the load: the others may be waiting for this rank inside the same plan
+    a rank waited in vain      for another one: STUCK, until it is known whom they all wait for (`inquest`)
+    silence                    it owes an answer and gave no sign for the plan timeout
+
+Once plans were served, evidence of all ranks is taken before a loss is told.
 
 `end` leaves nothing: no process, no zombie, no shared memory, no descriptor, whatever state it finds, and also when
 whoever called it is cancelled.
@@ -25,8 +30,11 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from homeserve.errors import WireError, WorkerOutOfMemory, WorkerStartError
+from homeserve.fleet.acts import ActsMemory
+from homeserve.fleet.blame import Wait
 from homeserve.fleet.book import PlanBook
-from homeserve.fleet.capture import Captures
+from homeserve.fleet.capture import Captures, readable
+from homeserve.fleet.inquest import SETTLE_S, Inquest
 from homeserve.fleet.oom import oom_kill_count
 from homeserve.fleet.rank import RankProcess
 from homeserve.fleet.spec import FleetSpec, Loss
@@ -42,6 +50,7 @@ from homeserve.wire.records import (
     Report,
     Result,
 )
+from homeserve.wire.refusal import waited_for
 from homeserve.wire.ring import PlanLogWriter, Slots, ring_bytes, slot_bytes_for
 from homeserve.wire.segments import Segment
 
@@ -60,6 +69,7 @@ Results = tuple[Result, ...]
 class LifeState(Enum):
     NEW = "new"
     UP = "up"
+    STUCK = "stuck"
     LOST = "lost"
     ENDED = "ended"
 
@@ -82,14 +92,16 @@ class Life:
         self.ranks: list[RankProcess] = []
         self.book = PlanBook(spec.ranks)
         self._faults = faults
-        self._captures = captures
         self._on_results = on_results
         self._on_progress = on_progress
         self._clock = clock
-        self._allowed_s = spec.plan_timeout_s * spec.patience
+        self._inquest = Inquest(self.book, captures, spec.exchange_allowed_s + SETTLE_S)
         self._loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()
         self._memory: Segment | None = None
+        self._acts: ActsMemory | None = None
+        self._serving = False
+        """A plan beyond the load was issued."""
         self._slots: Slots | None = None
         self._log: PlanLogWriter | None = None
         self._asked: dict[int, asyncio.Future[Results]] = {}
@@ -120,6 +132,7 @@ class Life:
             self._memory = Segment.create("plans", ring_bytes(spec.plans_in_flight, slot_bytes_for(spec.slot_bytes)))
             self._slots = Slots(self._memory.view, spec.plans_in_flight, slot_bytes_for(spec.slot_bytes), create=True)
             self._log = PlanLogWriter(self._slots, spec.ranks)
+            self._acts = self._make_acts()
             for index in range(spec.ranks):
                 self.ranks.append(self._prepared(index, self._memory))
             self.state = LifeState.UP
@@ -133,9 +146,17 @@ class Life:
                 if outcome is not None:
                     raise outcome
 
+    def _make_acts(self) -> ActsMemory | None:
+        if self.spec.acts is None:
+            return None
+        try:
+            return ActsMemory(self.spec.ranks, self.spec.acts)
+        except OSError as error:
+            raise WorkerStartError(f"no memory for what ranks exchange: {error.strerror}") from error
+
     def _prepared(self, rank: int, plan_memory: Segment) -> RankProcess:
         try:
-            return RankProcess(rank, self.spec, plan_memory, self._faults[rank])
+            return RankProcess(rank, self.spec, plan_memory, self._faults[rank], self._acts)
         except OSError as error:
             raise WorkerStartError(f"rank {rank} cannot be prepared: {error.strerror}") from error
 
@@ -184,6 +205,7 @@ class Life:
         plan = Plan(plan_log.issued + 1, epoch, kind, mask, drop, new, rows, load)
         plan_log.write(plan)
         self.book.issue(plan, self._clock())
+        self._serving = self._serving or kind is not PlanKind.LOAD
         for rank in self.ranks:
             rank.announce()
         self._arm()
@@ -214,6 +236,10 @@ class Life:
 
     # ------------------------------------------------------------------------------------------------------ reports
 
+    @property
+    def _listening(self) -> bool:
+        return self.state in (LifeState.UP, LifeState.STUCK)
+
     def _on_bell(self, rank: RankProcess) -> None:
         if rank.bell.fd < 0:
             return
@@ -222,28 +248,44 @@ class Life:
             self._loop.remove_reader(rank.bell.fd)
             self._loop.call_later(BELL_GRACE_S, self._lose, rank.rank, "closed its doorbell without ending")
         try:
-            while rank.pending and self.state is LifeState.UP:
+            while rank.pending and self._listening:
                 rank.pending -= 1
                 self._hear(rank, rank.reports.take())
         except WireError as error:
             self._lose(rank.rank, f"cannot be trusted: {error.message}")
         finally:
-            if rank.pending and self.state is LifeState.UP:  # a listener raised: what was announced is still heard
+            if rank.pending and self._listening:  # a listener raised: what was announced is still heard
                 self._loop.call_soon(self._on_bell, rank)
 
     def _hear(self, rank: RankProcess, report: Report) -> None:
         if isinstance(report, Result):
-            assert self._log is not None
-            completed = self.book.answer(rank.rank, report, self._clock())
-            self._log.acknowledge(rank.rank, report.seq)
-            rank.count(report)
-            for seq, results in completed:
-                self._deliver(seq, results)
+            self._hear_result(rank, report)
         elif isinstance(report, Progress):
             self.book.alive(rank.rank, self._clock())
             self._on_progress(report)
         else:
             self._greet(rank, report)
+
+    def _hear_result(self, rank: RankProcess, result: Result) -> None:
+        assert self._log is not None
+        debt = self.book.debt(rank.rank)
+        completed = self.book.answer(rank.rank, result, self._clock())
+        self._log.acknowledge(rank.rank, result.seq)
+        rank.count(result)
+        if not result.ok and debt is not None and debt.kind is not PlanKind.LOAD:
+            self._refused(rank, result, debt.text)
+            return
+        for seq, results in completed:
+            if self.state is LifeState.UP:
+                self._deliver(seq, results)
+
+    def _refused(self, rank: RankProcess, result: Result, plan: str) -> None:
+        """A plan did not run on this rank: at once the end, the answers of the others need never come."""
+        peer = waited_for(result)
+        if peer is None or peer == rank.rank or peer not in range(self.spec.ranks):
+            self._lose(rank.rank, f"refused {plan}: {result.reason}", seq=result.seq)
+        elif self._stick():
+            self._inquest.accuse(rank.rank, Wait(result.seq, peer, result.reason))
 
     def _greet(self, rank: RankProcess, hello: Hello) -> None:
         if (hello.rank, hello.record_version) != (rank.rank, RECORD_VERSION):
@@ -261,18 +303,48 @@ class Life:
 
     # --------------------------------------------------------------------------------------------------------- loss
 
-    def _lose(self, rank: int, why: str, oom: bool = False) -> None:
+    def _lose(self, rank: int, why: str, oom: bool = False, seq: int | None = None) -> None:
         """The first loss ends this life; later ones are its consequences."""
-        if self._condemn():
-            self._tell(Loss(rank, why, oom))
-
-    def _condemn(self) -> bool:
-        """Stop believing and issuing. False if that was done before."""
-        if self.state is not LifeState.UP:
-            return False
+        if not self._listening:
+            return
+        debt = self.book.debt(rank)
+        if seq is None and debt is not None:
+            why, seq = f"{why} while it owed {debt.text}", debt.seq
+        loss = Loss(rank, why, oom, seq)
+        with_evidence = (self._serving or self.state is LifeState.STUCK) and self._stick()
         self.state = LifeState.LOST
         self._unwatch()
-        return True
+        if with_evidence:
+            self._inquest.name(loss)
+        else:
+            self._tell(loss)
+
+    def _stick(self) -> bool:
+        """Stop issuing and believing, and find out why, once. False if this life is over."""
+        if self.state is LifeState.UP:
+            self.state = LifeState.STUCK
+            self._stop_timer()
+            self._keep(self._find_out())
+        return self.state is LifeState.STUCK
+
+    async def _find_out(self) -> None:
+        loss = await self._inquest.run([rank.evidence() for rank in self.ranks], self._positions)
+        if self.state is LifeState.STUCK:
+            self.state = LifeState.LOST
+            self._unwatch()
+        self._tell(loss)
+
+    def _positions(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """The last plans, and where every ring stands."""
+        plan_log = self._log
+        assert plan_log is not None
+        answered = [self.book.last_seq(rank.rank) for rank in self.ranks]
+        rings = {
+            "plan_log": {"slots": self.spec.plans_in_flight, "issued": plan_log.issued},
+            "ranks": [rank.positions(self.book.last_seq(rank.rank)) for rank in self.ranks],
+            "acts": self._acts.positions() if self._acts is not None else None,
+        }
+        return [readable(plan, answered) for plan in plan_log.recent()], rings
 
     def _tell(self, loss: Loss) -> None:
         if not self.loss.done():
@@ -280,7 +352,7 @@ class Life:
 
     async def _on_exit(self, rank: RankProcess, process: asyncio.subprocess.Process) -> None:
         status = await process.wait()
-        if self.state is LifeState.UP:
+        if self._listening:
             self._on_bell(rank)  # what it still said counts, and one look sees all that a ring can hold
             self._lose(rank.rank, *self._cause(status))
 
@@ -297,24 +369,22 @@ class Life:
 
     def _arm(self) -> None:
         """Have the oldest debt looked at when it would be late."""
-        due = self.book.next_check(self._allowed_s)
+        due = self.book.next_check(self.spec.plan_allowed_s)
         if self._timer is None and due is not None and self.state is LifeState.UP:
             self._timer = self._loop.call_later(max(0.01, due - self._clock()), self._check_late)
 
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def _check_late(self) -> None:
         self._timer = None
-        late = self.book.late(self._clock(), self._allowed_s)
+        late = self.book.late(self._clock(), self.spec.plan_allowed_s)
         if late is None:
             self._arm()
-        elif self._condemn():
-            why = f"gave no sign for {late.silent_s:.1f} s while it owed plan {late.seq} ({late.kind.name.lower()})"
-            self._keep(self._lose_with_evidence(late.rank, late.seq, why))
-
-    async def _lose_with_evidence(self, rank: int, seq: int, why: str) -> None:
-        assert self._log is not None
-        evidence = [other.evidence(self.book.last_seq(other.rank)) for other in self.ranks]
-        folder = await self._captures.take(f"rank {rank} {why}", self._log.issued, self._log.recent(), evidence)
-        self._tell(Loss(rank, f"{why}; evidence: {folder}", False, seq, str(folder)))
+        elif self._stick():
+            self._inquest.miss(late.rank, f"gave no sign for {late.silent_s:.1f} s")
 
     # ---------------------------------------------------------------------------------------------------------- end
 
@@ -332,6 +402,7 @@ class Life:
             self.state = LifeState.ENDED
             self._unwatch()
             self._tell(Loss(-1, "was ended"))
+            self._inquest.name(self.loss.result())
             try:
                 await self._end_processes(graceful)
                 await self._end_tasks()
@@ -367,9 +438,7 @@ class Life:
         for rank in self.ranks:
             if rank.bell.fd >= 0:
                 self._loop.remove_reader(rank.bell.fd)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._stop_timer()
 
     def _unlink(self) -> None:
         for rank in self.ranks:
@@ -384,6 +453,8 @@ class Life:
             self._slots.release()
         if self._memory is not None:
             self._memory.close()
+        if self._acts is not None:
+            self._acts.close()
 
     def memory_names(self) -> list[str]:
         """Names of the shared memory that this life holds."""

@@ -23,6 +23,7 @@ import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from homeserve.fleet.acts import ActsMemory
 from homeserve.fleet.capture import RankEvidence
@@ -158,16 +159,15 @@ class RankProcess:
         self.exchanges = result.exchanges or self.exchanges
         self.facts = result.facts or self.facts
 
-    def evidence(self, answered: int) -> RankEvidence:
-        return RankEvidence(
-            self.rank,
-            self.pid or 0,
-            self._stacks_fd,
-            answered,
-            self.reports.published,
-            self.reports.taken,
-            tuple(self.relay.tail),
-        )
+    def evidence(self) -> RankEvidence:
+        alive = self.process is not None and self.process.returncode is None
+        return RankEvidence(self.rank, self.pid if alive else None, self._stacks_fd, tuple(self.relay.tail))
+
+    def positions(self, answered: int) -> dict[str, Any]:
+        """Where its report ring stands, as plain data."""
+        boot, reports = self._boot, self.reports
+        ring = {"slots": boot.report_slots, "published": reports.published, "taken": reports.taken}
+        return {"rank": self.rank, "pid": self.pid, "answered": answered, "reports": ring}
 
     def rss_mib(self) -> float | None:
         """Resident memory now; None where the system does not tell or the process is gone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -41,6 +42,8 @@ class Driver:
         self.fleet = Fleet(self.spec, self)
         self.results: list[tuple[int, tuple[Result, ...]]] = []
         self.lost: list[tuple[int, str, bool]] = []
+        self.losses: list[Loss] = []
+        """All there have been."""
         self.progress: list[tuple[str, int, int]] = []
         self._changed = asyncio.Event()
 
@@ -57,6 +60,7 @@ class Driver:
 
     def on_lost(self, loss: Loss) -> None:
         self.lost.append((loss.rank, loss.why, loss.oom))
+        self.losses.append(loss)
         self._changed.set()
 
     async def until(self, condition: Callable[[], Any]) -> None:
@@ -113,8 +117,9 @@ class Driver:
 
 
 @pytest.fixture
-def driver() -> type[Driver]:
-    return Driver
+def driver(tmp_path: Path) -> Callable[..., Driver]:
+    """`driver(ranks, **changes of the spec)`; evidence goes to the test's own folder."""
+    return functools.partial(Driver, capture_dir=str(tmp_path / "captures"))
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])

@@ -130,9 +130,9 @@ def test_an_answer_larger_than_a_slot_becomes_a_reason(run_once: Run, driver: An
         async with driver(report_slot_bytes=512) as d:
             await d.up()
             d.prefill(prompt_logprobs=20)
-            await d.until(lambda: d.results)
-            (_, (result,)) = d.results[0]
-            assert (result.ok, result.code) == (False, "wire") and "larger than a slot" in result.reason
+            await d.until(lambda: d.lost)
+            assert not d.results and "refused plan 2 (prefill)" in d.lost[0][1]
+            assert "larger than a slot" in d.lost[0][1]
 
     run_once(main)
 
@@ -145,12 +145,9 @@ def test_a_plan_that_does_not_fit_the_lanes_is_answered_with_the_reason(run_once
             wrong = LaneRows(0, 99, 8, b"", sample=True)
             await d.credit()
             d.fleet.issue(PlanKind.DECODE, epoch=0, rows=(wrong,))
-            await d.credit()
-            d.decode(0)
-            await d.until(lambda: len(d.results) == 3)
-            outcomes = [[r.ok for r in results] for _, results in d.results]
-            assert outcomes == [[True, True], [False, False], [True, True]]
-            assert "request 1's, not request 99's" in d.results[1][1][0].reason
+            await d.until(lambda: d.lost)
+            assert [s for s, _ in d.results] == [2]
+            assert "refused plan 3 (decode): " in d.lost[0][1] and "request 1's, not request 99's" in d.lost[0][1]
 
     run_once(main)
 
@@ -240,7 +237,7 @@ def test_tokens_outside_the_vocabulary_are_refused(run_once: Run, driver: Any) -
         async with driver() as d:
             await d.up()
             d.prefill(prompt=[1, 2**30])
-            await d.until(lambda: d.results)
-            assert "outside the vocabulary" in d.results[0][1][0].reason
+            await d.until(lambda: d.lost)
+            assert not d.results and "outside the vocabulary" in d.lost[0][1]
 
     run_once(main)

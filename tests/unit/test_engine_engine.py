@@ -182,35 +182,6 @@ def test_a_lost_worker_is_restarted_and_the_stream_goes_on() -> None:
     run(body)
 
 
-def test_a_refused_plan_counts_as_a_lost_worker() -> None:
-    async def body() -> None:
-        engine, fleet = make()
-        engine.submit(call())
-        seq, _, _ = fleet.plans.pop(0)
-        engine.on_results(seq, (Result(0, seq, 0, ok=False, reason="cannot"),))
-        assert engine.state == "recovering"
-        assert "cannot" in engine.snapshot().events[0]["text"]
-
-    run(body)
-
-
-def test_what_comes_after_a_refusal_is_not_believed() -> None:
-    async def body() -> None:
-        engine, fleet = make()
-        stream = engine.submit(call(max_tokens=3))
-        first, second = fleet.plans
-        engine.on_results(first[0], (Result(0, first[0], 0, ok=False, reason="cannot"),))
-        engine.on_results(second[0], (Result(0, second[0], 0, samples=(Sample(0, 1, 4, 77),)),))
-        assert engine.snapshot().plans_acked == 1
-        while engine.state != "ready":
-            await asyncio.sleep(0)
-        fleet.answer_all()
-        tokens, _ = await read_all(stream)
-        assert tokens[0] == 103
-
-    run(body)
-
-
 def test_an_out_of_memory_kill_lowers_the_pool() -> None:
     async def body() -> None:
         engine, fleet = make()

@@ -44,6 +44,11 @@ def answer(prompt: tuple[int, ...], max_tokens: int) -> list[int]:
     return shown
 
 
+def longest_skip(limits: EngineLimits) -> int:
+    """Plans in a row that may leave a decode row out: all but one of a round of its group."""
+    return (limits.prefill_delay + 1) * limits.decode_groups - 1
+
+
 @dataclass
 class Lane:
     request: int
@@ -144,6 +149,7 @@ class Trace:
             prefix_cache=limits.get("prefix_cache", pick([True, True, False])),
             recurrent=limits.get("recurrent", False),
             checkpoints=limits.get("checkpoints", pick([0, 1, 2, 5])),
+            decode_groups=limits.get("decode_groups", 1),
         )
         if windows := limits.get("windows", ()):
             sizes = self.limits.kv_tokens, self.limits.running, self.limits.chunk
@@ -267,14 +273,16 @@ class Trace:
                 assert self.shown[key] == expected
         for census in self.scheduler.census():
             assert (census.live, census.protected) == (0, 0), "pages are held by nobody"
-        assert self.scheduler.longest_skip <= self.limits.prefill_delay or self.scheduler.preemptions
+        assert self.scheduler.longest_skip <= longest_skip(self.limits) or self.scheduler.preemptions
 
 
 @pytest.mark.parametrize("seed", range(250))
 def test_random_traces_end_right(seed: int) -> None:
     for part in range(10):
         windows = ((), (), (20,), (1, 33), (64,))[part % 5]
-        Trace(1000 * seed + part, recurrent=part % 2 == 1, windows=windows).run()
+        groups = 1 + (seed + part) % 4
+        deep = {"decode_groups": groups, "plans_in_flight": groups + 1} if groups > 1 else {}
+        Trace(1000 * seed + part, recurrent=part % 2 == 1, windows=windows, **deep).run()
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -284,6 +292,58 @@ def test_no_decode_row_waits_longer_than_the_prefill_delay(seed: int) -> None:
         trace.run()
         assert trace.scheduler.longest_skip <= delay
         assert not trace.scheduler.preemptions
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_with_groups_no_decode_row_waits_longer_than_a_round(seed: int) -> None:
+    """Whatever ends, joins or stalls meanwhile."""
+    for groups, delay in ((2, 0), (3, 0), (4, 0), (2, 1), (3, 2), (4, 4)):
+        trace = Trace(
+            seed, losses=False, kv_tokens=8192, running=8, prefill_delay=delay, chunk=16, decode_groups=groups,
+            plans_in_flight=groups + 1,
+        )  # fmt: skip
+        trace.run()
+        assert trace.scheduler.longest_skip <= longest_skip(trace.limits)
+        assert not trace.scheduler.preemptions
+
+
+@pytest.mark.parametrize(("running", "groups"), [(1, 2), (2, 2), (3, 2), (4, 3), (7, 3), (8, 4), (2, 4)])
+def test_plans_in_a_row_carry_different_sequences(running: int, groups: int) -> None:
+    """Once all decode: each plan has a share of them, no two of a round the same one, and a round has all."""
+    trace = Trace(
+        1, losses=False, kv_tokens=4096, running=running, prefill_delay=0, chunk=256, decode_groups=groups,
+        plans_in_flight=groups + 1,
+    )  # fmt: skip
+    calls = [GenerateCall("r", (9, 8, 7 + n), Sampling(), 200, frozenset()) for n in range(running)]
+    keys = {trace.scheduler.add(call).key for call in calls}
+    share = -(-running // groups)
+    rounds = -(-running // share)
+    drawn = []
+    trace.issue()
+    seq, draft = trace.flight.popleft()
+    trace.scheduler.apply(seq, trace.rank.run(draft))
+    for _ in range(20):
+        while trace.issue():
+            drawn.append([row.request for row in trace.flight[-1][1].rows])
+        assert len(trace.flight) == groups + 1, "every rank has a plan, and one lies ready"
+        seq, draft = trace.flight.popleft()
+        trace.scheduler.apply(seq, trace.rank.run(draft))
+    drawn = drawn[: len(drawn) // rounds * rounds]
+    assert all(len(plan) <= share for plan in drawn)
+    for first in range(0, len(drawn), rounds):
+        of_round = sum(drawn[first : first + rounds], [])
+        assert sorted(of_round) == sorted(keys), "somebody twice, somebody not at all"
+
+
+def test_chunks_of_one_prompt_go_out_one_behind_the_other() -> None:
+    trace = Trace(1, losses=False, kv_tokens=4096, running=2, chunk=16, decode_groups=3, plans_in_flight=4)
+    sequence = ask(trace, tuple(range(10, 110)), 3)
+    while trace.issue():
+        pass
+    rows = [row for _, draft in trace.flight for row in draft.rows]
+    assert [(row.request, row.start, len(row.tokens) // 4) for row in rows] == [
+        (sequence.key, 16 * n, 16) for n in range(4)
+    ]
 
 
 @pytest.mark.parametrize("seed", range(20))
