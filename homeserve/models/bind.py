@@ -46,7 +46,7 @@ from backends.base import (
 from backends.quant import QuantType
 from homeserve.errors import InvalidModelFile
 from homeserve.layouts.share import PIPELINE, TENSOR, Share
-from homeserve.models import end_ops, stage_ops
+from homeserve.models import attention_ops, end_ops, stage_ops
 from homeserve.models.config import (
     OUTPUT,
     OUTPUT_BIAS,
@@ -190,7 +190,7 @@ class _Build:
         for stage in stages:
             match stage:
                 case Attention(rope=rope):
-                    stage_ops.attention(self.list, stage, layer, names, self.resolved(rope) if rope else None)
+                    attention_ops.attention(self.list, stage, layer, names, self.resolved(rope) if rope else None)
                 case GatedDeltaNet():
                     stage_ops.delta_net(self.list, stage, layer, names)
                 case Dense():

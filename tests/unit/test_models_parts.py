@@ -17,7 +17,7 @@ from homeserve.layouts.shards import Split, TensorForm, by_columns, by_rows, cop
 from homeserve.models.held_views import held_view
 from homeserve.models.tensors import TensorSource
 
-few = settings(max_examples=40, deadline=None)
+few = settings(max_examples=20, deadline=None)
 
 
 def f32(name: str, rows: int, cols: int) -> TensorView:

@@ -28,7 +28,7 @@ from backends.base import (
     Scale,
 )
 from homeserve.errors import UnsupportedModel
-from homeserve.models import stage_ops, stages
+from homeserve.models import attention_ops, stage_ops, stages
 from homeserve.models.bind import Bound, bind
 from homeserve.models.conform import DeclarationMismatch, check_layers, check_updates
 from homeserve.models.rope import resolve_rope
@@ -156,15 +156,16 @@ def test_every_layer_that_a_rank_builds_is_one_that_it_runs(arch: str, monkeypat
     """Neighbours are asked for their declaration and never built."""
     family, config, tensors = rig.made(arch, rig.STACKS["four"])
     built: list[str] = []
-    for kind in ("attention", "delta_net", "dense", "experts"):
-        original = getattr(stage_ops, kind)
+    kinds = [(attention_ops, "attention"), *((stage_ops, kind) for kind in ("delta_net", "dense", "experts"))]
+    for module, kind in kinds:
+        original = getattr(module, kind)
 
         def spy(out: Any, stage: Any, *rest: Any, original: Callable[..., None] = original) -> None:
             names = next(each for each in rest if isinstance(each, dict))
             built.append(names["ffn_norm"].split(".")[1])
             original(out, stage, *rest)
 
-        monkeypatch.setattr(stage_ops, kind, spy)
+        monkeypatch.setattr(module, kind, spy)
     asked: list[int] = []
 
     def facts(config: Any, layer: int) -> tuple[Stage, ...]:
