@@ -105,6 +105,7 @@ def engine_limits(settings: Settings, plan: Plan, ranks: RankPlan) -> EngineLimi
         prefill_delay=settings.max_prefill_delay,
         plans_in_flight=ranks.plans_in_flight,
         decode_groups=ranks.decode_groups,
+        token_vector=ranks.token_vector,
         prefix_cache=settings.prefix_cache,
         recurrent=is_recurrent(plan),
         checkpoints=plan.checkpoints,

@@ -30,6 +30,7 @@ from homeserve.engine.scheduler import Draft, Emit, Scheduler
 from homeserve.engine.sequence import Sequence
 from homeserve.engine.states import StateCensus
 from homeserve.engine.stream import TokenStream
+from homeserve.engine.timeline import PlanTimes, Timeline
 from homeserve.errors import ContextOverflow, Draining, HomeserveError, QueueFull, WorkerLost
 from homeserve.fleet import Loss
 from homeserve.wire.records import LaneRows, NewLane, PlanKind, Result
@@ -99,6 +100,7 @@ class EngineSnapshot:
     loop_lag_ms: dict[str, float | None]
     restarts: int
     events: tuple[dict[str, Any], ...]
+    plans: tuple[PlanTimes, ...]
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,7 @@ class Engine:
         self._draining = False
         self._census_wanted: list[asyncio.Future[dict[str, Any]]] = []
         self._census_flight: dict[int, _Census] = {}
+        self._timeline = Timeline()
         self._events: deque[dict[str, Any]] = deque(maxlen=EVENT_COUNT)
         self._step_ms: deque[float] = deque(maxlen=SAMPLE_COUNT)
         self._lag_ms: deque[float] = deque(maxlen=SAMPLE_COUNT)
@@ -222,6 +225,7 @@ class Engine:
             return
         began = time.perf_counter()
         self._plans_acked += 1
+        self._timeline.answered(seq, results)
         census = self._census_flight.pop(seq, None)
         if census is not None:
             self._answer_census(census, results)
@@ -239,6 +243,7 @@ class Engine:
         self._fruitless_losses = 1 if self._acked_since_loss else self._fruitless_losses + 1
         self._acked_since_loss = False
         self._state = "recovering"
+        self._timeline.lost()
         for census in self._census_flight.values():
             self._census_wanted.extend(census.waiters)
         self._census_flight.clear()
@@ -338,6 +343,7 @@ class Engine:
             loop_lag_ms=percentiles(self._lag_ms),
             restarts=self._restarts,
             events=tuple(self._events),
+            plans=self._timeline.recent(),
         )
 
     async def census(self, timeout_s: float = 30.0) -> dict[str, Any]:
@@ -414,7 +420,9 @@ class Engine:
         rows: tuple[LaneRows, ...] = (),
     ) -> int:
         self._plans_issued += 1
-        return self._fleet.issue(kind, epoch=self._epoch, drop=drop, new=new, rows=rows)
+        seq = self._fleet.issue(kind, epoch=self._epoch, drop=drop, new=new, rows=rows)
+        self._timeline.issued(seq, kind, rows)
+        return seq
 
     def _note_scheduled(self, draft: Draft) -> None:
         if not draft.new:

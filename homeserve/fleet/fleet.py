@@ -21,7 +21,14 @@ from homeserve.fleet.backoff import Backoff
 from homeserve.fleet.capture import Captures
 from homeserve.fleet.life import Life
 from homeserve.fleet.rank import RankProcess
-from homeserve.fleet.spec import FleetListener, FleetSpec, LoadProgressCallback, Loss, RankStatus
+from homeserve.fleet.spec import (
+    FleetListener,
+    FleetSpec,
+    LoadProgressCallback,
+    Loss,
+    RankStatus,
+    exchange_counts,
+)
 from homeserve.wire.faults import parse
 from homeserve.wire.records import LaneRows, LoadSpec, NewLane, PlanKind, Progress, RankFacts, Result
 from homeserve.wire.refusal import error_of
@@ -219,8 +226,10 @@ class Fleet:
             last_seq=self._life.book.last_seq(rank) if self._life is not None else 0,
             layers=list(facts.layers) if facts and facts.layers else None,
             busy_ms=held.busy_us / 1000 if held is not None else 0.0,
+            waited_ms=held.waited_us / 1000 if held is not None else 0.0,
             idle_ms=held.idle_us / 1000 if held is not None else 0.0,
             rss_mib=held.rss_mib() if held is not None and alive else None,
             lines_mib={name: round(size / 2**20, 3) for name, size in facts.lines} if facts else {},
             copied_bytes=None,
+            collectives=exchange_counts(held.exchanges if held is not None else ()),
         )

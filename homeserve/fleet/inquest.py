@@ -46,6 +46,10 @@ class Inquest:
         if not self.verdict.done():
             self.verdict.set_result(loss)
 
+    def has_heard(self, rank: int) -> bool:
+        """Rank `rank` has said whom it waited for."""
+        return rank in self._waits
+
     def accuse(self, rank: int, wait: Wait) -> None:
         """Rank `rank` waited in vain."""
         self._waits.setdefault(rank, wait)

@@ -281,6 +281,8 @@ class Life:
 
     def _refused(self, rank: RankProcess, result: Result, plan: str) -> None:
         """A plan did not run on this rank: at once the end, the answers of the others need never come."""
+        if self._inquest.has_heard(rank.rank):
+            return  # it waited in vain in an earlier plan, and no later one finds what that one owed
         peer = waited_for(result)
         if peer is None or peer == rank.rank or peer not in range(self.spec.ranks):
             self._lose(rank.rank, f"refused {plan}: {result.reason}", seq=result.seq)

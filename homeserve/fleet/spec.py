@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -105,10 +105,29 @@ class RankStatus:
     last_seq: int
     layers: list[int] | None
     busy_ms: float
+    """Computing,"""
+    waited_ms: float
+    """waiting for other ranks inside plans,"""
     idle_ms: float
+    """and waiting for plans."""
     rss_mib: float | None
     lines_mib: dict[str, float]
     copied_bytes: int | None
-    collectives: dict[str, float | None] = field(
-        default_factory=lambda: {"count": 0, "us_p50": None, "us_p99": None}  # there are none yet
-    )
+    collectives: dict[str, float | None] = field(default_factory=lambda: exchange_counts(()))
+
+
+def exchange_counts(exchanges: Sequence[tuple[str, int, int, int]]) -> dict[str, float | None]:
+    """Of (label, calls, bytes, microseconds waited) since the load, as a census tells them: how many exchanges, and of
+    the mean waits of each label, weighted by its calls, the median and the 99th percentile. Unknown before a census."""
+    called = sorted((waited / calls, calls) for _, calls, _, waited in exchanges if calls)
+    total = sum(calls for _, calls in called)
+
+    def at(share: float) -> float | None:
+        passed = 0
+        for mean, calls in called:
+            passed += calls
+            if passed >= share * total:
+                return round(mean, 1)
+        return None
+
+    return {"count": total if exchanges else None, "us_p50": at(0.5), "us_p99": at(0.99)}

@@ -46,6 +46,7 @@ def status_of(context: ServerContext) -> dict[str, Any]:
     load = context.load()
     ranks = context.fleet.ranks if context.fleet is not None else []
     engine = context.engine.snapshot() if context.engine is not None else None
+    plan = context.ranks
     return {
         "schema": 1,
         "version": __version__,
@@ -53,16 +54,20 @@ def status_of(context: ServerContext) -> dict[str, Any]:
         "state": context.state(),
         "load": {"stage": load.stage, "done_bytes": load.done_bytes, "total_bytes": load.total_bytes},
         "model": _model(context.model),
-        "layout": None,
+        "layout": plan.layout if plan is not None else None,
         "epoch": engine.epoch if engine is not None else None,
-        "vectors": {"weight": None, "token": None},
+        "vectors": {
+            "weight": list(plan.weight_vector) or None if plan is not None else None,
+            "token": list(plan.token_vector) or None if plan is not None else None,
+        },
         "pipeline": {"ranges": _ranges([rank.layers for rank in ranks])},
-        "memory_domain": None,
+        "memory_domain": plan.memory_domain if plan is not None else None,
         **_engine_part(engine),
         "draft": _DRAFT,
         "flip": _FLIP,
         "layouts_measured": {"pipeline": None, "tensor": None},
         "ranks": [asdict(rank) for rank in ranks],
+        "plans": [times.as_json() for times in engine.plans] if engine is not None else [],
         "events": list(engine.events) if engine is not None else [],
     }
 
