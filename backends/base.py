@@ -54,10 +54,20 @@ class Weight:
     cols: int
 
 
+class PartOf(NamedTuple):
+    """Which elements of a checkpoint's tensor a view shows: runs (first, end) of its rows times runs of its columns,
+    packed in that order."""
+
+    tensor: str
+    rows: tuple[tuple[int, int], ...]
+    cols: tuple[tuple[int, int], ...]
+
+
 @dataclass(frozen=True)
 class TensorView:
     """A tensor's packed bytes as they lie in the checkpoint (usually a view into the mapped file).
 
+    `part` says where in the checkpoint they lie, for ranks that hold weights together; None: not as they are here.
     `data` is uint8, contiguous, `rows * type.row_bytes(cols)` long. A checkpoint that stores the tensor in another form
     may make it on access: whoever reads it keeps what they got, and who only wants its length asks `nbytes`.
     """
@@ -67,6 +77,7 @@ class TensorView:
     rows: int
     cols: int
     data: npt.NDArray[np.uint8]
+    part: PartOf | None = None
 
     @property
     def nbytes(self) -> int:
@@ -590,6 +601,25 @@ class MemoryRegion:
     bytes: int
 
 
+@dataclass(frozen=True)
+class Shared:
+    """What the ranks of one box hold together (unified memory).
+
+    `ops` and `weights` are those of one rank that would run the whole model: all ranks make the same arena of them,
+    each fills a part of it, and every rank's own weights are views into it. `kv` tells whether the KV pool is one for
+    all ranks, too: then it is the same on each of them. `weights_fd` and `kv_fd` are shared memory, empty at first, that
+    lives as long as the fleet does. `rank` of `ranks`.
+    """
+
+    rank: int
+    ranks: int
+    ops: Sequence[Op]
+    weights: Mapping[str, TensorView]
+    weights_fd: int
+    kv_fd: int
+    kv: bool
+
+
 class LoadProgress(Protocol):
     def __call__(self, stage: str, done_bytes: int, total_bytes: int) -> None: ...
 
@@ -635,9 +665,11 @@ class Backend(Protocol):
         progress: LoadProgress,
         states: StatePool = NO_STATES,
         collective: Collective | None = None,
+        shared: Shared | None = None,
     ) -> Program:
         """Upload or repack the weights, make pools and buffers. What `memory_lines` says is held when this returns: no
-        later `run` fails for memory. `collective` is needed for ops that exchange rows, and stays the caller's.
+        later `run` fails for memory. `collective` is needed for ops that exchange rows, and stays the caller's; with
+        `shared` the ranks meet in it once, when each has filled its part.
         Raises `Unsupported`, or MemoryError with the arithmetic."""
         ...
 

@@ -33,6 +33,7 @@ from backends.base import (
     RopeStore,
     Scale,
     SendRows,
+    Shared,
     Softcap,
     StatePool,
     SumRows,
@@ -40,10 +41,11 @@ from backends.base import (
 )
 from backends.cpu import abi, capability, cores, delta, exchanges, levels
 from backends.cpu.collective import CpuCollective
-from backends.cpu.load import load_weights
+from backends.cpu.load import Onward, load_weights
 from backends.cpu.memory import Mapping as MemoryMapping
 from backends.cpu.memory import doubles_at, floats_at
 from backends.cpu.record import Plan, Recorder, check_kv
+from backends.cpu.shared import SharedMapping, SharedWeights
 from backends.cpu.widths import padded
 from backends.needs import refuse_missing
 
@@ -90,6 +92,7 @@ class CpuBackend:
         progress: LoadProgress,
         states: StatePool = NO_STATES,
         collective: Collective | None = None,
+        shared: Shared | None = None,
     ) -> CpuProgram:
         """Repack the weights, reserve pools and buffers, record the steps.
 
@@ -101,10 +104,12 @@ class CpuBackend:
         capability.refuse_vectors("cpu", ops, weights)
         assert collective is None or isinstance(collective, CpuCollective), "CPU ranks exchange through shared memory"
         exchanges.check(ops, collective)
-        plan = Plan(self.library, ops, weights, kv, limits, self.threads, states, collective)
+        assert shared is None or collective is not None, "ranks that share memory meet in an exchange"
+        together = SharedWeights(self.library, shared) if shared is not None else None
+        plan = Plan(self.library, ops, weights, kv, limits, self.threads, states, collective, together)
         check_kv(plan)
         delta.check(ops, states)
-        return CpuProgram(self, plan, progress)
+        return CpuProgram(self, plan, progress, together)
 
     def close(self) -> None:
         """Stop the threads. Programs must be closed before."""
@@ -116,28 +121,57 @@ class CpuBackend:
 class CpuProgram:
     """A bound op list. One `run` at a time, from any thread."""
 
-    def __init__(self, backend: CpuBackend, plan: Plan, progress: LoadProgress) -> None:
+    def __init__(
+        self, backend: CpuBackend, plan: Plan, progress: LoadProgress, together: SharedWeights | None = None
+    ) -> None:
         self._backend = backend
         self._library = backend.library
         self._mappings: list[MemoryMapping] = []
+        self._shared: list[SharedMapping] = []
         try:
-            self._place(plan, progress)
+            if together is not None:
+                self._share_weights(plan, together, progress)
+            self._place(plan, progress, together)
         except BaseException:
             self.close()
             raise
 
-    def _place(self, plan: Plan, progress: LoadProgress) -> None:
+    def _share_weights(self, plan: Plan, together: SharedWeights, progress: LoadProgress) -> None:
+        """Pack this rank's part of the weights of all. Ranks meet again and again, so that none waits long for another
+        however long the load takes, and at the end all is packed."""
+        assert plan.collective is not None, "checked at bind"
+        part = together.my_part()
+        arithmetic = f"{len(together.whole.own)} tensors of the whole model, packed"
+        mapping = SharedMapping(together.weights_fd, together.size, "weights", arithmetic)
+        self._shared.append(mapping)
+        mapping.filled_here = sum(stored.size for stored in part)
+        together.arena.place(mapping.address)
+        total, done = sum(stored.source_bytes for stored in part), 0
+        for some in together.meetings(part):
+            load_weights(self._library, self._backend.team, some, Onward(progress, done, total))
+            done += sum(stored.source_bytes for stored in some)
+            together.meet(plan.collective)
+
+    def _map_kv(self, plan: Plan, kv_bytes: int, together: SharedWeights | None) -> int:
+        """Address of the KV pool: this rank's own, or that of all."""
+        if together is None or together.kv_fd is None:
+            return self._map("kv", kv_bytes, _pool_arithmetic(plan)).address
+        mapping = SharedMapping(together.kv_fd, kv_bytes, "kv", _pool_arithmetic(plan))
+        self._shared.append(mapping)
+        mapping.commit(*together.my_bytes(kv_bytes))
+        return mapping.address
+
+    def _place(self, plan: Plan, progress: LoadProgress, together: SharedWeights | None) -> None:
         kv_sizes = [plan.kv_layer_bytes(layer) for layer in range(len(plan.kv.layers))]
         kv_bytes = sum(k + v for k, v in kv_sizes)
         own = plan.weights.own
         weights = self._map("weights", plan.weights.arena.size, f"{len(own)} tensors, packed")
-        kv = self._map("kv", kv_bytes, _pool_arithmetic(plan))
+        kv_base = self._map_kv(plan, kv_bytes, together)
         workspace = self._map(
             "workspace", plan.workspace.size, f"{len(plan.buffers)} buffers for {plan.limits.rows} rows, and scratch"
         )
         plan.weights.arena.place(weights.address)
         plan.workspace.place(workspace.address)
-        kv_base = kv.address
         state = self._map_states(plan)
         load_weights(self._library, self._backend.team, own, progress)
         for mapping in self._mappings:
@@ -235,19 +269,27 @@ class CpuProgram:
         delta.copy(self._state_base, self._states, pairs)
 
     def memory_lines(self) -> Mapping[str, int]:
-        """Bytes held: packed weights, the KV pool, states, buffers and scratch. All of it is resident since the
-        bind."""
-        return {mapping.purpose: mapping.size for mapping in self._mappings}
+        """Bytes held: packed weights, the KV pool, states, buffers and scratch. All of it is resident since the bind.
+        Of memory that ranks share each tells what it has filled, so that together they tell all of it."""
+        held = [(mapping.purpose, mapping.size) for mapping in self._mappings]
+        held += [(mapping.purpose, mapping.filled_here) for mapping in self._shared]
+        lines: dict[str, int] = {}
+        for line, size in held:
+            lines[line] = lines.get(line, 0) + size
+        return lines
 
     def memory_regions(self) -> tuple[MemoryRegion, ...]:
-        """Each line is one mapping of its own."""
-        return tuple(MemoryRegion(each.purpose, each.address, each.size) for each in self._mappings if each.size)
+        """Each line is one mapping of its own, and one more for what it has of memory that ranks share."""
+        every: list[MemoryMapping | SharedMapping] = [*self._mappings, *self._shared]
+        return tuple(MemoryRegion(each.purpose, each.address, each.size) for each in every if each.size)
 
     def close(self) -> None:
         """Give the memory back. Arrays returned by `run` are invalid from here on."""
-        for mapping in self._mappings:
+        every: list[MemoryMapping | SharedMapping] = [*self._mappings, *self._shared]
+        for mapping in every:
             mapping.close()
         self._mappings.clear()
+        self._shared.clear()
 
 
 def _pool_arithmetic(plan: Plan) -> str:

@@ -19,6 +19,18 @@ from backends.quant import QuantType
 Bytes = npt.NDArray[np.uint8]
 
 
+class Onward:
+    """Progress of a later step of a load: `before` bytes of `total` were done by earlier ones."""
+
+    def __init__(self, progress: LoadProgress, before: int, total: int) -> None:
+        self._progress = progress
+        self._before = before
+        self._total = total
+
+    def __call__(self, stage: str, done_bytes: int, total_bytes: int) -> None:
+        self._progress(stage, self._before + done_bytes, self._total)
+
+
 def load_weights(library: ctypes.CDLL, team: int, weights: Sequence[StoredWeight], progress: LoadProgress) -> None:
     """Fill the placed memory of `weights`. Raises ValueError where a tensor's bytes are not what its shape says."""
     total = sum(stored.source_bytes for stored in weights)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from backends.base import TensorView
+from backends.base import PartOf, TensorView
 from backends.quant import QuantType
 from homeserve.checkpoint.hf_rules import BlockedPlace, Form
 
@@ -52,8 +52,17 @@ class Matrices:
 class MadeView(TensorView):
     """A tensor whose bytes are made each time they are asked for."""
 
-    def __init__(self, name: str, type: QuantType, rows: int, cols: int, data: Bytes | Callable[[], Bytes]) -> None:
-        for field, value in (("name", name), ("type", type), ("rows", rows), ("cols", cols), ("_made", data)):
+    def __init__(
+        self,
+        name: str,
+        type: QuantType,
+        rows: int,
+        cols: int,
+        data: Bytes | Callable[[], Bytes],
+        part: PartOf | None = None,
+    ) -> None:
+        fields = {"name": name, "type": type, "rows": rows, "cols": cols, "part": part, "_made": data}
+        for field, value in fields.items():
             object.__setattr__(self, field, value)
 
     @property

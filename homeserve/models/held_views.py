@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from backends.base import TensorView
+from backends.base import PartOf, TensorView
 from homeserve.checkpoint.safetensors_forms import Bytes, MadeView, Matrices
 from homeserve.layouts.partition import Run
 
@@ -24,7 +24,15 @@ Runs = Sequence[Run]
 
 def held_view(whole: TensorView, name: str, rows: Runs, cols: Runs, stack: int = 1) -> TensorView:
     """`rows` x `cols` of a tensor that is `stack` matrices, one behind the other in the order of the file. Runs are
-    ascending and not empty; columns are whole blocks."""
+    ascending and not empty; columns are whole blocks. The view says which part of the tensor it shows."""
+    part = PartOf(whole.name, tuple((run.first, run.end) for run in rows), tuple((run.first, run.end) for run in cols))
+    view = _held(whole, name, rows, cols, stack)
+    if isinstance(view, MadeView):
+        return MadeView(view.name, view.type, view.rows, view.cols, view.made, part)
+    return replace(view, part=part)
+
+
+def _held(whole: TensorView, name: str, rows: Runs, cols: Runs, stack: int) -> TensorView:
     height, width = sum(run.size for run in rows), sum(run.size for run in cols)
     made = isinstance(whole, MadeView)
     if (height, width) == (whole.rows, whole.cols):

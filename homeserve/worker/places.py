@@ -60,3 +60,16 @@ def own_pages(group_slots: Sequence[int], token_vector: Sequence[int], rank: int
         padding.append(rows.tensor_padding[rank] // PAGE_LEN)
         lengths.append(rows.tensor_rows[rank])
     return PagePlaces(tuple(places), tuple(padding), tuple(lengths))
+
+
+def shared_pages(group_slots: Sequence[int], token_vector: Sequence[int], rank: int) -> PagePlaces:
+    """One pool for all ranks: a page's place is the page, on its owner. The others have no place for it, and write its
+    rows into the page behind the pool. Raises SettingError for a vector with a zero."""
+    rule = OwnerRule.of(token_vector, PAGE_LEN)
+    places = []
+    for slots in group_slots:
+        pages = np.arange(slots // PAGE_LEN + 1, dtype=np.int32)
+        owned = [rule.place(page * PAGE_LEN)[0] == rank for page in range(slots // PAGE_LEN)]
+        places.append(np.where([*owned, False], pages, np.int32(ABSENT)))
+    padding = tuple(slots // PAGE_LEN for slots in group_slots)
+    return PagePlaces(tuple(places), padding, tuple(slots + PAGE_LEN for slots in group_slots))

@@ -88,6 +88,10 @@ constexpr int groups_of(int rows) { return (rows + GROUP - 1) / GROUP; }
 constexpr size_t group_bytes(int type, int cols) {
     return group_block_bytes(type) * static_cast<size_t>(cols / block_cols(type));
 }
+// From one group of a matrix to the next: more than its own bytes where it is some columns of a wider one.
+inline size_t group_step(const hs_matrix &matrix) {
+    return group_bytes(matrix.type, matrix.stored_cols ? matrix.stored_cols : matrix.cols);
+}
 
 // Activations of 32 columns as int16: x ≈ d * q, the largest magnitude maps to 32767. Each four columns lie in the order
 // 0, 2, 1, 3, because the bytes of a lane are split into pairs by taking every other one. `half_sum` are the

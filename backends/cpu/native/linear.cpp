@@ -139,12 +139,12 @@ struct Target {
 };
 
 void few_rows(const Functions &functions, const Target &to, const Rows &rows, int row_count, int first, int last) {
-    const size_t step = group_bytes(to.matrix.type, to.matrix.cols);
+    const size_t step = group_step(to.matrix);
     const Tiling tiling(row_count, functions.few_most);
     for (int tile = 0, row = 0; tile < tiling.tiles; row += tiling.rows_of(tile++)) {
         const int size = tiling.rows_of(tile);
         for (int group = first, count = 1; group < last; group += count) {
-            count = size == 1 && functions.wide && last - group >= 4 ? 4 : 1;
+            count = size == 1 && functions.wide && !to.matrix.stored_cols && last - group >= 4 ? 4 : 1;
             const FewFunction function = count == 4 ? functions.wide : functions.few[size - 1];
             function(to.matrix.data + step * static_cast<size_t>(group), to.matrix.cols, rows, row, to.bias_of(group), to.at(row, group), to.stride);
         }
@@ -158,7 +158,7 @@ void many_block(const Functions &functions, const Target &to, const Rows &rows, 
     alignas(64) float partial[ROWS_OF_BLOCK][GROUPS_OF_BLOCK * GROUP];
     constexpr int64_t PITCH = GROUPS_OF_BLOCK * GROUP;
     Unpacked slice[LINEAR_GROUPS][BLOCKS];
-    const size_t step = group_bytes(to.matrix.type, to.matrix.cols);
+    const size_t step = group_step(to.matrix);
     const int blocks = to.matrix.cols / 32, slices = (blocks + BLOCKS - 1) / BLOCKS, runs = (last - first + LINEAR_GROUPS - 1) / LINEAR_GROUPS;
     const Tiling tiling(row_count, LINEAR_ROWS);
     for (int i = 0; i < slices * runs; i++) {
@@ -232,7 +232,7 @@ Ahead linear_ahead(const Run &run, const hs_step &step, int thread) {
         const hs_matrix &matrix = step.parts[p].matrix;
         const int groups = groups_of(matrix.rows);
         if (group < groups) {
-            const size_t each = group_bytes(matrix.type, matrix.cols), left = each * static_cast<size_t>(groups - group);
+            const size_t each = group_step(matrix), left = each * static_cast<size_t>(groups - group);
             return {matrix.data + each * static_cast<size_t>(group), left < BYTES_AHEAD ? left : BYTES_AHEAD};
         }
         group -= groups;

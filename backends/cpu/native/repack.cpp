@@ -293,7 +293,7 @@ void repack_group(int type, int rows, int cols, const uint8_t *src, uint8_t *dst
 
 void unpack_row(const hs_matrix &matrix, int row, float *dst) {
     const int type = matrix.type, lane = row % GROUP, blocks = matrix.cols / block_cols(type);
-    const uint8_t *data = matrix.data + group_bytes(type, matrix.cols) * static_cast<size_t>(row / GROUP);
+    const uint8_t *data = matrix.data + group_step(matrix) * static_cast<size_t>(row / GROUP);
     const auto half = [](const uint8_t *p) { return reinterpret_cast<const uint16_t *>(p); };
     switch (type) {
         case HS_F32:

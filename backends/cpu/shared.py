@@ -1,0 +1,273 @@
+"""Weights and KV rows that the ranks of one box hold together: `--memory unified`.
+
+All ranks map the same memory. They agree on what lies where without a word: each makes the arena of the *whole* model
+from the same op list, so the offsets are the same. Each packs a part of the weights (dealt out by bytes), and
+they meet in exchanges; after the last one nobody writes.
+
+    arena of the whole model          rank 0 of 2, tensor layout
+    attn_q   [576 x 576]   ▒▒▒▒▒▒     rows 0 .. 319: from group 0 on
+    ffn_down [576 x 1536]  ▒▒▒▒▒▒     columns 0 .. 767 of each group: another step from group to group
+    delta q|k|v            ▒▒▒▒▒▒     three runs of rows: three matrices that write side by side
+
+A part of a tensor is a view where its runs of rows begin and end with groups of 16 rows (or with the tensor) and its
+columns are one run of whole blocks. What is not (a few numbers for each head, biases of experts by columns, the
+columns of a tiled delta net) is packed by each rank for itself, in its own arena.
+
+The KV pool is one for all where every rank has all attention layers: a slot's row is the slot, whoever owns it. Rows
+that another rank keeps go into the page behind the pool, which nobody reads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from backends.base import Collective, ExpertMatrix, PartOf, Shared, Stamp, TensorView
+from backends.cpu.memory import Arena
+from backends.cpu.stored import MATRIX, STACK, VECTOR, StoredRun, StoredWeight, StoredWeights
+from backends.cpu.widths import FLOAT_BYTES
+from backends.quant import QuantType
+
+GROUP_ROWS = 16
+PACKED = "weights packed"
+MEETINGS = 16
+"""How often ranks wait for each other while they pack."""
+
+
+class SharedMapping:
+    """`size` bytes of the shared memory `fd`, mapped; the first rank that comes gives it its size. Raises MemoryError
+    with the arithmetic where there is no room."""
+
+    def __init__(self, fd: int, size: int, purpose: str, arithmetic: str) -> None:
+        self.size, self.purpose = size, purpose
+        self.filled_here = 0
+        """Bytes of it that this process makes resident."""
+        try:
+            os.ftruncate(fd, max(size, 1))
+            self._map = mmap.mmap(fd, max(size, 1))
+        except OSError as error:
+            raise MemoryError(f"{purpose} needs {size} bytes of shared memory = {arithmetic}: {error}") from error
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            try:
+                self._map.madvise(mmap.MADV_HUGEPAGE)
+            except OSError:
+                pass  # an offer: a system without huge pages for shared memory uses small ones
+        self._anchor = ctypes.c_char.from_buffer(self._map)
+        self.address = ctypes.addressof(self._anchor)
+
+    def commit(self, first: int, end: int) -> None:
+        """Have the system hold bytes first .. end now. Raises MemoryError."""
+        self.filled_here = max(0, end - first)
+        page = mmap.PAGESIZE
+        try:
+            for offset in range(first // page * page, end, page):
+                self._map[offset : offset + 1] = self._map[offset : offset + 1]
+        except (OSError, ValueError) as error:
+            raise MemoryError(f"{self.purpose}: {error}") from error
+
+    def close(self) -> None:
+        if not self._map.closed:
+            del self._anchor
+            self._map.close()
+
+
+class SharedWeights:
+    """The arena of the whole model, and where parts of its tensors lie in it."""
+
+    def __init__(self, library: ctypes.CDLL, shared: Shared) -> None:
+        self._library = library
+        self._shared = shared
+        self.whole = StoredWeights(library, shared.ops, shared.weights)
+        self._by_tensor: dict[str, list[StoredWeight]] = {}
+        for stored in self.whole.own:
+            if stored.view.part is not None:
+                self._by_tensor.setdefault(stored.view.part.tensor, []).append(stored)
+
+    @property
+    def weights_fd(self) -> int:
+        return self._shared.weights_fd
+
+    @property
+    def kv_fd(self) -> int | None:
+        """Of the KV pool of all ranks; None where each has its own."""
+        return self._shared.kv_fd if self._shared.kv else None
+
+    def my_bytes(self, whole: int) -> tuple[int, int]:
+        """(first, end) of the part of `whole` bytes that this rank makes resident."""
+        rank, ranks = self._shared.rank, self._shared.ranks
+        return whole * rank // ranks, whole * (rank + 1) // ranks
+
+    @property
+    def size(self) -> int:
+        return self.whole.arena.size
+
+    @property
+    def arena(self) -> Arena:
+        return self.whole.arena
+
+    def my_part(self) -> list[StoredWeight]:
+        """What this rank packs: the largest weights first, each to whoever has the least so far."""
+        loads = [0] * self._shared.ranks
+        mine = []
+        for stored in sorted(self.whole.own, key=lambda each: (-each.size, each.offset)):
+            rank = loads.index(min(loads))
+            loads[rank] += stored.size
+            if rank == self._shared.rank:
+                mine.append(stored)
+        return sorted(mine, key=lambda each: each.offset)
+
+    def meetings(self, part: Sequence[StoredWeight]) -> list[list[StoredWeight]]:
+        """`part` in `MEETINGS` steps of about equal bytes; some may be empty."""
+        total = sum(stored.size for stored in part)
+        steps: list[list[StoredWeight]] = [[] for _ in range(MEETINGS)]
+        done = 0
+        for stored in part:
+            steps[min(MEETINGS - 1, done * MEETINGS // max(1, total))].append(stored)
+            done += stored.size
+        return steps
+
+    def meet(self, collective: Collective) -> None:
+        """Wait until every rank has packed this step of its part. Raises ExchangeError."""
+        collective.sum(Stamp(0, 0, 1, PACKED), np.zeros((1, 1), np.float32))
+
+    def find(self, view: TensorView, form: str, rows: ExpertMatrix | None) -> StoredWeight | None:
+        """A weight as a view into the arena; None where it cannot be one."""
+        if view.part is None:
+            return None
+        for whole in self._by_tensor.get(view.part.tensor, []):
+            if whole.form == form and (found := self._within(whole, view, view.part, rows)) is not None:
+                return found
+        return None
+
+    def _within(
+        self, whole: StoredWeight, view: TensorView, part: PartOf, rows: ExpertMatrix | None
+    ) -> StoredWeight | None:
+        place = whole.view.part
+        assert place is not None, "indexed by it"
+        ((first_col, end_col),) = place.cols if len(place.cols) == 1 else ((0, 0),)
+        if len(part.cols) != 1 or not first_col <= part.cols[0][0] <= part.cols[0][1] <= end_col:
+            return None
+        columns = (part.cols[0][0] - first_col, part.cols[0][1] - first_col)
+        local = _in_runs(part.rows, place.rows)
+        if local is None:
+            return None
+        if whole.form == VECTOR:
+            return self._vector(whole, view, local, columns)
+        if whole.form == MATRIX:
+            return self._matrix(whole, view, local, columns)
+        if whole.form == STACK and rows is not None:
+            return self._stack(whole, view, local, columns, rows)
+        return whole if (part, rows) == (place, whole.rows) else None
+
+    def _vector(
+        self, whole: StoredWeight, view: TensorView, rows: Sequence[tuple[int, int]], cols: tuple[int, int]
+    ) -> StoredWeight | None:
+        if list(rows) != [(0, whole.view.rows)] or (whole.view.rows > 1 and cols != (0, whole.view.cols)):
+            return None
+        run = StoredRun(0, 1, whole.offset + cols[0] * FLOAT_BYTES)
+        return StoredWeight(view, VECTOR, self.arena, (run,), view.cols * FLOAT_BYTES)
+
+    def _matrix(
+        self, whole: StoredWeight, view: TensorView, rows: Sequence[tuple[int, int]], cols: tuple[int, int]
+    ) -> StoredWeight | None:
+        if not all(_is_group(run, whole.view.rows) for run in rows) or not _ends_well(rows):
+            return None
+        offset, size = self._columns(whole.view, cols)
+        runs, before = [], 0
+        for first, end in rows:
+            runs.append(StoredRun(before, end - first, whole.offset + first // GROUP_ROWS * size + offset))
+            before += end - first
+        return StoredWeight(view, MATRIX, self.arena, tuple(runs), 0, stored_cols=_stored(whole.view, view))
+
+    def _stack(
+        self,
+        whole: StoredWeight,
+        view: TensorView,
+        rows: Sequence[tuple[int, int]],
+        cols: tuple[int, int],
+        wanted: ExpertMatrix,
+    ) -> StoredWeight | None:
+        """Some experts, or the same rows and columns of each."""
+        assert whole.rows is not None, "a stack has rows of each expert"
+        pitch, height = whole.rows.pitch, whole.rows.height
+        count = view.rows // wanted.pitch
+        offset, size = self._columns(whole.view, cols)
+        if wanted.pitch == pitch and len(rows) == 1 and rows[0][0] % pitch == 0:
+            if (wanted.first, wanted.height) != (whole.rows.first, height):
+                return None
+            offset += rows[0][0] // pitch * whole.expert_bytes
+        elif len(rows) % count == 0 and (inside := _of_each(rows, pitch, count)) is not None:
+            # Gate and up of one tensor are two runs of each expert: this stack is the one of its own rows.
+            first, end = _nth(inside, wanted)
+            if end - first != wanted.height or not whole.rows.first <= first < end <= whole.rows.first + height:
+                return None
+            run = (first - whole.rows.first, end - whole.rows.first)
+            if not _is_group(run, height):
+                return None
+            offset += run[0] // GROUP_ROWS * size
+        else:
+            return None
+        place = StoredRun(0, view.rows, whole.offset + offset)
+        return StoredWeight(
+            view, STACK, self.arena, (place,), 0, wanted, whole.expert_bytes, stored_cols=_stored(whole.view, view)
+        )
+
+    def _columns(self, whole: TensorView, cols: tuple[int, int]) -> tuple[int, int]:
+        """(bytes before the first column in a group of rows, bytes of a whole group)."""
+        kind: QuantType = whole.type
+        return GROUP_ROWS * kind.row_bytes(cols[0]), GROUP_ROWS * kind.row_bytes(whole.cols)
+
+
+def _stored(whole: TensorView, view: TensorView) -> int:
+    return whole.cols if view.cols != whole.cols else 0
+
+
+def _in_runs(rows: Sequence[tuple[int, int]], place: Sequence[tuple[int, int]]) -> list[tuple[int, int]] | None:
+    """Runs of a tensor's rows as runs of what was stored of it; None where some were not."""
+    found = []
+    for first, end in rows:
+        before = 0
+        for start, stop in place:
+            if start <= first and end <= stop:
+                found.append((before + first - start, before + end - start))
+                break
+            before += stop - start
+        else:
+            return None
+    return found
+
+
+def _is_group(run: tuple[int, int], whole: int) -> bool:
+    """Whether a run of rows begins and ends with groups, or ends with the matrix."""
+    first, end = run
+    return first % GROUP_ROWS == 0 and (end % GROUP_ROWS == 0 or end == whole)
+
+
+def _ends_well(rows: Sequence[tuple[int, int]]) -> bool:
+    """Only the last of several runs may end within a group: what it gives is padded, and the next one lies behind."""
+    return all((end - first) % GROUP_ROWS == 0 for first, end in rows[:-1])
+
+
+def _of_each(rows: Sequence[tuple[int, int]], pitch: int, count: int) -> list[tuple[int, int]] | None:
+    """The runs of each of `count` experts, counted from its first row; None where they differ."""
+    each = len(rows) // count
+    inside = [(first % pitch, first % pitch + end - first) for first, end in rows[:each]]
+    for expert in range(count):
+        own = rows[expert * each : (expert + 1) * each]
+        if own != [(expert * pitch + first, expert * pitch + end) for first, end in inside]:
+            return None
+    return inside
+
+
+def _nth(inside: Sequence[tuple[int, int]], wanted: ExpertMatrix) -> tuple[int, int]:
+    """The run that a stack's rows `wanted.first` .. are, where the runs lie one behind the other."""
+    before = 0
+    for first, end in inside:
+        if before == wanted.first:
+            return first, end
+        before += end - first
+    return 0, 0
