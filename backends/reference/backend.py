@@ -23,6 +23,7 @@ from backends.base import (
     LoadProgress,
     Op,
     OpenOptions,
+    Shared,
     StatePool,
     TensorView,
 )
@@ -68,8 +69,12 @@ class ReferenceBackend:
         progress: LoadProgress,
         states: StatePool = NO_STATES,
         collective: Collective | None = None,
+        shared: Shared | None = None,
     ) -> ReferenceProgram:
-        """Raises Unsupported, MemoryError, and ValueError for exchanges that do not go with `collective`."""
+        """Raises Unsupported, MemoryError, and ValueError for exchanges that do not go with `collective`, or for memory
+        that ranks share."""
+        if shared is not None:
+            raise ValueError("reference keeps its weights dense in memory of its own: ranks cannot share them")
         refuse_missing(self.facts.backend, self._table, ops, weights, kv)
         check_exchanges(ops, collective)
         self._refuse_too_large(weights, kv, states)

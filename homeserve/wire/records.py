@@ -260,6 +260,10 @@ class Boot(_Record, frozen=True):
     exchange_timeout_s: float = 60.0
     spin_us: int = 0
     """How long a wait for another rank spins before it sleeps."""
+    weights_fd: int = -1
+    """Memory that all ranks share (unified memory), -1 where each has its own: packed weights,"""
+    kv_fd: int = -1
+    """and KV rows."""
 
 
 Report = Hello | Progress | Result

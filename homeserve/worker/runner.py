@@ -26,6 +26,7 @@ from backends.base import (
     LoadProgress,
     OpenOptions,
     Program,
+    Shared,
     StatePool,
     Unsupported,
 )
@@ -35,7 +36,7 @@ from homeserve.layouts.share import TENSOR, Share
 from homeserve.wire.records import Boot, LoadSpec, Logprobs, Plan, PlanKind, PoolCensus, RankFacts, Sample
 from homeserve.worker.drawn import Drawn, TokenReceiver, TokenSender, request_bits
 from homeserve.worker.lanes import Group, LaneRefused, Lanes
-from homeserve.worker.places import PagePlaces, own_pages
+from homeserve.worker.places import PagePlaces, own_pages, shared_pages
 from homeserve.worker.sampling import draw, logprobs
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ class Runner:
                 config = declared.config_from(checkpoint.metadata)
                 share = _share(spec, self._boot.rank)
                 bound = bind(declared, config, checkpoint.tensors, share)
+                whole = bind(declared, config, checkpoint.tensors) if self._boot.weights_fd >= 0 else None
             boot = self._boot
             options = OpenOptions(boot.device_index, boot.threads, boot.cores, boot.isa)
             try:
@@ -132,14 +134,15 @@ class Runner:
             _require_invariant(spec, backend)
             limits = Limits(spec.rows, spec.logit_rows, spec.lanes, spec.lane_pages)
             self._collective = self._open_collective(options)
-            whole = _pool(bound, spec)
-            places = _places(whole, spec, boot.rank)
+            shared = None if whole is None else self._shared(whole, divided=share is not None and share.divides)
+            every = _pool(bound, spec)
+            places = _places(every, spec, boot.rank, one_pool=shared is not None and shared.kv)
             state_slots = max(spec.lanes, spec.state_slots) if spec.state_slots or bound.state_layers else 0
-            kv = whole if places is None else bound.kv_pool(places.slots[0], whole.type, places.slots[1:])
+            kv = every if places is None else bound.kv_pool(places.slots[0], every.type, places.slots[1:])
             try:
                 states = StatePool(bound.state_layers, state_slots if bound.state_layers else 0)
                 self._program = backend.bind(
-                    bound.ops, bound.weights, kv, limits, self._progress, states, self._collective
+                    bound.ops, bound.weights, kv, limits, self._progress, states, self._collective, shared
                 )
             except Unsupported as error:
                 raise UnsupportedModel(str(error), fix="use another backend or another quantisation") from error
@@ -151,8 +154,8 @@ class Runner:
         finally:
             # The program keeps what it still reads of the mapped files alive.
             checkpoint.close()
-        self._kv_slots = whole.slots
-        pages = tuple(slots // PAGE_LEN for slots in whole.group_slots)
+        self._kv_slots = every.slots
+        pages = tuple(slots // PAGE_LEN for slots in every.group_slots)
         embeds = boot.rank in bound.embedding_ranks
         self._lanes = lanes = Lanes(
             limits, config.vocab, pages, kv.group_windows, state_slots, places, draws=bound.samples, embeds=embeds
@@ -182,6 +185,11 @@ class Runner:
         shape = fleet_shape(boot.ranks, *sizes)
         timeout_s, spin_us = boot.exchange_timeout_s, boot.spin_us
         return open_collective(options, boot.acts_fd, shape, boot.rank, timeout_s=timeout_s, spin_us=spin_us)
+
+    def _shared(self, whole: Bound, *, divided: bool) -> Shared:
+        """What this rank holds together with the others: weights, and KV rows where all have the same layers."""
+        boot = self._boot
+        return Shared(boot.rank, boot.ranks, whole.ops, whole.weights, boot.weights_fd, boot.kv_fd, kv=divided)
 
     def _exchange_tokens(self, collective: Collective, bound: Bound, lanes: Lanes) -> None:
         rank, sampler = self._boot.rank, self._boot.ranks - 1
@@ -255,11 +263,11 @@ def _share(spec: LoadSpec, rank: int) -> Share | None:
     return Share.pipeline(rank, spec.ranges) if len(spec.ranges) > 1 else None
 
 
-def _places(pool: KvPool, spec: LoadSpec, rank: int) -> PagePlaces | None:
+def _places(pool: KvPool, spec: LoadSpec, rank: int, *, one_pool: bool) -> PagePlaces | None:
     """Where the engine's pages lie here; None: all of them, each at its own place."""
     if spec.layout != TENSOR or len(spec.token_vector) < 2:
         return None
-    return own_pages(pool.group_slots, spec.token_vector, rank)
+    return (shared_pages if one_pool else own_pages)(pool.group_slots, spec.token_vector, rank)
 
 
 def _waited_us(counts: Counts) -> int:
