@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.base import TensorView
+from backends.base import PartOf, TensorView
 from backends.quant import QuantType
 from homeserve.checkpoint.safetensors_forms import MadeView, Matrices
 from homeserve.layouts.partition import Run
@@ -55,6 +55,8 @@ def test_a_part_is_its_rows_and_columns(data: st.DataObject) -> None:
     for view in (whole, made(whole, 1)):
         part = held_view(view, "part", rows, cols)
         assert part.name == "part" and np.array_equal(numbers(part), picked(numbers(whole), rows, cols))
+        told = PartOf("t", tuple((run.first, run.end) for run in rows), tuple((run.first, run.end) for run in cols))
+        assert part.part == told
 
 
 @few
@@ -87,7 +89,7 @@ def test_of_a_stack_matrices_are_made_one_by_one(data: st.DataObject) -> None:
 def test_rows_in_one_run_are_a_view_of_the_file() -> None:
     whole = f32("t", 8, 4)
     assert np.shares_memory(held_view(whole, "t", [Run(2, 5)], [Run(0, 4)]).data, whole.data)
-    assert held_view(whole, "t", [Run(0, 8)], [Run(0, 4)]) is whole
+    assert held_view(whole, "t", [Run(0, 8)], [Run(0, 4)]).data is whole.data
 
 
 def test_columns_are_whole_blocks() -> None:
