@@ -11,7 +11,7 @@ A *unit* is the smallest number of heads or columns for which it always does:
     query heads          heads           heads whose columns of the output projection are whole blocks
     KV heads             heads           one (they are rows only); copied where there are fewer than ranks
     key heads            GDN key heads   those whose *value* columns are whole blocks
-    columns              FFN columns     a block of the down projection
+    columns              FFN columns     a block of the down projection; of small blocks 16 columns together
     experts              experts         one; of wide experts, columns as above (`experts`)
     vocabulary           rows            64, the last unit may be short
 
@@ -24,6 +24,7 @@ Pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -31,6 +32,9 @@ from itertools import accumulate
 from budget.geometry import FINE_UNITS
 from budget.vectors import VOCABULARY_UNIT, apportion, heads_together
 from homeserve.errors import SettingError
+
+ROWS_TOGETHER = 16
+"""Rows of a packed matrix that lie together."""
 
 
 @dataclass(frozen=True, order=True)
@@ -125,7 +129,11 @@ def key_heads(
 
 
 def ffn_columns(width: int, block_len: int, vector: Sequence[int]) -> Partition:
-    return _divided("columns", width, block_len, vector)
+    """Where it leaves enough units, columns of smaller blocks go 16 together: as many rows of the matrices in front lie
+    together in memory, and a rank's part of them is then a view where ranks share it."""
+    together = math.lcm(block_len, ROWS_TOGETHER)
+    fine = width % together == 0 and width // together >= FINE_UNITS
+    return _divided("columns", width, together if fine else block_len, vector)
 
 
 def experts(count: int, width: int, block_len: int, vector: Sequence[int]) -> Partition:

@@ -2,12 +2,14 @@
 
 Every rank binds its own share on a backend of its own and exchanges over a paper wire, so a list in which two ranks
 miss each other ends at once; or over shared memory, as between processes. KV pages lie where the owner rule of the
-token vector says; rows of others go into the padding page.
+token vector says; rows of others go into the padding page. `unified`: ranks hold weights together, and in the tensor
+layout one KV pool in which a page's place is the page.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -15,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 from ranks import Group, on_paper
 
-from backends.base import PAGE_LEN, Backend, Batch, Limits, Op, OpenOptions, Program, StatePool, TensorView
+from backends.base import PAGE_LEN, Backend, Batch, Limits, Op, OpenOptions, Program, Shared, StatePool, TensorView
 from backends.quant import QuantType
 from backends.reference.backend import ReferenceBackend
 from homeserve.layouts.cut import cut_of_ranges, legal_ends
@@ -77,6 +79,7 @@ class Fleet:
     change: Callable[[int, tuple[Op, ...]], Sequence[Op]] = lambda rank, ops: ops
     backend: Callable[[], Backend] = lambda: ReferenceBackend(OpenOptions())
     group: Group | None = None
+    unified: bool = False
     bounds: list[Bound] = field(default_factory=list)
     seq: int = 0
 
@@ -90,13 +93,17 @@ class Fleet:
         groups = 1 + len(self.bounds[0].windows)
         pages = LANES * LANE_PAGES
         self.rows = group_rows([pages * PAGE_LEN] * groups, self.rule)
-        self.programs = [self._program(rank, bound) for rank, bound in enumerate(self.bounds)]
+        self.whole = bind(self.family, self.config, self.tensors)
+        self.memory = [os.memfd_create("weights"), os.memfd_create("kv")] if self.unified else []
+        ranks = range(len(self.bounds))
+        self.programs = self.acts.together(self._program) if self.unified else [self._program(rank) for rank in ranks]
         self.states = np.arange(LANES, dtype=np.int32)[::-1].copy()
         rng = np.random.default_rng(11)
         self.tables = np.stack([rng.permutation(pages).reshape(LANES, LANE_PAGES) for _ in range(groups)])
 
-    def _program(self, rank: int, bound: Bound) -> Program:
-        own = [group.tensor_rows[self._place(rank)] for group in self.rows]
+    def _program(self, rank: int) -> Program:
+        bound = self.bounds[rank]
+        own = [rows + PAGE_LEN for rows in self._rows(rank)]
         return self.devices[rank].bind(
             tuple(self.change(rank, bound.ops)),
             bound.weights,
@@ -105,11 +112,28 @@ class Fleet:
             lambda *_: None,
             StatePool(bound.state_layers, LANES if bound.state_layers else 0),
             self.acts.acts[rank] if len(self.bounds) > 1 else None,
+            **({"shared": self._shared(rank)} if self.unified else {}),
         )
+
+    def _shared(self, rank: int) -> Shared:
+        tensor = self.layout == "tensor"
+        return Shared(rank, len(self.bounds), self.whole.ops, self.whole.weights, *self.memory, kv=tensor)
+
+    @property
+    def one_pool(self) -> bool:
+        return self.unified and self.layout == "tensor"
+
+    def _rows(self, rank: int) -> list[int]:
+        """Of each KV group: rows of the rank's pool, without the padding."""
+        if self.one_pool:
+            return [group.slots for group in self.rows]
+        return [group.tensor_padding[self._place(rank)] for group in self.rows]
 
     def close(self) -> None:
         for held in (*self.programs, *self.devices):
             held.close()
+        for fd in self.memory:
+            os.close(fd)
 
     def _place(self, rank: int) -> int:
         return rank if self.rule.ranks > 1 else 0
@@ -135,8 +159,8 @@ class Fleet:
             for lane, row_places in enumerate(places):
                 for at, (owner, row) in enumerate(row_places):
                     if owner == self._place(rank):
-                        tables[group, lane, at] = row // PAGE_LEN
-            padding = self.rows[group].tensor_padding[self._place(rank)]
+                        tables[group, lane, at] = known[lane, at] if self.one_pool else row // PAGE_LEN
+            padding = self._rows(rank)[group]
             pages = tables[group][batch.lanes, batch.positions // PAGE_LEN]
             slots[group] = np.where(pages < 0, padding, pages * PAGE_LEN) + batch.positions % PAGE_LEN
         return replace(batch, slots=slots, tables=tables)
