@@ -70,7 +70,7 @@ struct Plain {
 
 // Q4_0, Q4_1, Q5_0, Q5_1.
 template <int BITS, bool MIN> struct Simple : Plain {
-    static constexpr int MINS = MIN, OFFSET = MIN ? 0 : BITS == 4 ? 8 : 16, MANY_FROM = BITS == 4 ? 72 : 24;
+    static constexpr int MINS = MIN, OFFSET = MIN ? 0 : BITS == 4 ? 8 : 16, MANY_FROM = BITS == 4 ? 72 : 12;
     static constexpr int HIGH_AT = MIN ? 64 : 32;
     static constexpr int LOW_AT = HIGH_AT + (BITS == 5 ? 64 : 0);
     static constexpr size_t BYTES = LOW_AT + 256;
@@ -100,7 +100,7 @@ struct Q8 : Plain {
 };
 
 struct Iq4Nl : Plain {
-    static constexpr int MANY_FROM = 24;
+    static constexpr int MANY_FROM = 12;
     static constexpr size_t BYTES = 288;
     const uint8_t *w;
     HS_MEMBER explicit Iq4Nl(const uint8_t *at) : w(at) { prefetch(w + PREFETCH); }
@@ -119,7 +119,7 @@ struct Mxfp4 : Plain {
 };
 
 struct Iq4Xs : Plain {
-    static constexpr int SUBS = 8;
+    static constexpr int SUBS = 8, MANY_FROM = 10;
     static constexpr size_t BYTES = 2176;
     const uint8_t *w;
     vf d;
@@ -137,7 +137,7 @@ struct Iq4Xs : Plain {
 
 // Q4_K, Q5_K. The 12 packed scale bytes become four word vectors: scales 0-3, 4-7, minima 0-3, 4-7.
 template <int BITS> struct KScaled : Plain {
-    static constexpr int SUBS = 8, MINS = 1;
+    static constexpr int SUBS = 8, MINS = 1, MANY_FROM = BITS == 4 ? 12 : 8;
     static constexpr int SUB_BYTES = BITS == 5 ? 320 : 256;
     static constexpr size_t BYTES = 256 + 8 * SUB_BYTES;
     const uint8_t *w;
@@ -166,7 +166,7 @@ template <int BITS> struct KScaled : Plain {
 
 // Q6_K: a signed scale of eight bits for each 16 columns; values less 32.
 struct Q6K : Plain {
-    static constexpr int SUBS = 8, HALVES = 2, OFFSET = 32;
+    static constexpr int SUBS = 8, HALVES = 2, OFFSET = 32, MANY_FROM = 6;
     static constexpr bool WIDE = true;
     static constexpr size_t BYTES = 3360;
     const uint8_t *w;
@@ -196,7 +196,7 @@ struct Q6K : Plain {
 
 // Q2_K: a scale and a minimum of four bits each for 16 columns.
 struct Q2K : Plain {
-    static constexpr int SUBS = 8, HALVES = 2, MINS = 2;
+    static constexpr int SUBS = 8, HALVES = 2, MINS = 2, MANY_FROM = 10;
     static constexpr size_t BYTES = 1344;
     const uint8_t *w;
     vf d, dmin;
@@ -221,7 +221,7 @@ struct Q2K : Plain {
 
 // Q3_K: six-bit scales for 16 columns each, less 32; values of three bits, less 4.
 struct Q3K : Plain {
-    static constexpr int SUBS = 8, HALVES = 2, OFFSET = 4;
+    static constexpr int SUBS = 8, HALVES = 2, OFFSET = 4, MANY_FROM = 6;
     static constexpr size_t BYTES = 1760;
     const uint8_t *w;
     vf d;

@@ -63,7 +63,7 @@ void float_tile(const uint8_t *w, int cols, const Rows &rows, int first_row, con
 
 using FewFunction = void (*)(const uint8_t *, int, const Rows &, int, const float *, float *, int64_t);
 using UnpackFunction = void (*)(const uint8_t *, int, int, Unpacked *);
-using MultiplyFunction = void (*)(const Unpacked *, int, const Rows &, int, int, const Sums &);
+using MultiplyFunction = void (*)(const Unpacked *, int, const Rows &, int, int, const Sums &, Next);
 
 // The functions of a type. few[n - 1] takes n batch rows, `wide` four groups of one batch row (float types). many[w - 1][n - 1]
 // takes w groups and n batch rows, unpacked before; float types have none.
@@ -158,20 +158,27 @@ void many_block(const Functions &functions, const Target &to, const Rows &rows, 
     alignas(64) float partial[ROWS_OF_BLOCK][GROUPS_OF_BLOCK * GROUP];
     constexpr int64_t PITCH = GROUPS_OF_BLOCK * GROUP;
     Unpacked slice[LINEAR_GROUPS][BLOCKS];
-    const size_t step = group_step(to.matrix);
-    const int blocks = to.matrix.cols / 32, slices = (blocks + BLOCKS - 1) / BLOCKS, runs = (last - first + LINEAR_GROUPS - 1) / LINEAR_GROUPS;
+    const int blocks = to.matrix.cols / 32;
+    const size_t step = group_step(to.matrix), block = group_bytes(to.matrix.type, to.matrix.cols) / static_cast<size_t>(blocks);
+    const int slices = (blocks + BLOCKS - 1) / BLOCKS, runs = (last - first + LINEAR_GROUPS - 1) / LINEAR_GROUPS;
     const Tiling tiling(row_count, LINEAR_ROWS);
     for (int i = 0; i < slices * runs; i++) {
         const bool in_order = row_count <= ROWS_IN_L1;
         const int run = LINEAR_GROUPS * (in_order ? i / slices : i % runs), from = BLOCKS * (in_order ? i % slices : i / runs);
         const int group = first + run, count = last - group < LINEAR_GROUPS ? last - group : LINEAR_GROUPS;
         const int end = from + BLOCKS < blocks ? from + BLOCKS : blocks;
-        for (int g = 0; g < count; g++) functions.unpack(to.matrix.data + step * static_cast<size_t>(group + g), from, end, slice[g]);
+        const uint8_t *weights = to.matrix.data + step * static_cast<size_t>(group);
+        for (int g = 0; g < count; g++) functions.unpack(weights + step * static_cast<size_t>(g), from, end, slice[g]);
+        // Where groups come in order, what is next lies behind it or in the next group, and every tile asks for its part.
+        const uint8_t *after = end < blocks ? weights + step * static_cast<size_t>(count - 1) + block * static_cast<size_t>(end)
+                                            : weights + step * static_cast<size_t>(count);
+        Next next{after, in_order ? 1 + static_cast<int>(block) / (64 * tiling.tiles) : 0};
         for (int tile = 0, row = 0; tile < tiling.tiles; row += tiling.rows_of(tile++)) {
             float *sums = partial[row] + GROUP * run;
             Sums at{from ? sums : nullptr, PITCH, sums, PITCH, nullptr};
             if (end == blocks) at.to = to.at(first_row + row, group), at.to_stride = to.stride, at.bias = to.bias_of(group);
-            functions.many[count - 1][tiling.rows_of(tile) - 1](slice[0], end - from, rows, first_row + row, from, at);
+            functions.many[count - 1][tiling.rows_of(tile) - 1](slice[0], end - from, rows, first_row + row, from, at, next);
+            next.at += 64 * (end - from) * next.lines;
         }
     }
 }

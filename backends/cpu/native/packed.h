@@ -139,9 +139,16 @@ struct Sums {
     const float *bias;
 };
 
+// Weights that will be unpacked next, and how many lines of them each sub-block of a tile asks memory for: unpacking is much
+// faster than memory, and products need none of it.
+struct Next {
+    const uint8_t *at;
+    int lines;
+};
+
 // Adds a slice of W groups to the sums of N batch rows.
 template <int W, int N, int MINS, bool WIDE>
-void multiply(const Unpacked *w, int blocks, const Rows &rows, int first_row, int first_block, const Sums &sums) {
+void multiply(const Unpacked *w, int blocks, const Rows &rows, int first_row, int first_block, const Sums &sums, Next next) {
     alignas(64) float acc[W][N][16];
     const ActBlock *a[N];
     HS_UNROLL
@@ -151,6 +158,7 @@ void multiply(const Unpacked *w, int blocks, const Rows &rows, int first_row, in
         for (int g = 0; g < W; g++) store(acc[g][n], sums.from ? load(sums.from + sums.from_stride * n + GROUP * g) : set1(0.0f));
     }
     for (int b = 0; b < blocks; b++, w++) {
+        for (int i = 0; i < next.lines; i++, next.at += 64) prefetch(next.at);
         HS_UNROLL
         for (int part = 0; part < (WIDE ? 2 : 1); part++) {
             vi dot[W][N];
