@@ -181,6 +181,8 @@ class LayerShape:
     mixer_units, ffn_units   in how many parts a tensor layout can cut them
     state_elements   recurrent state of one request (value heads x key dim x value dim), 0 for attention
     conv_elements    its convolution window (channels x kernel width)
+    mixer_copies, ffn_copies   of mixer_bytes and ffn_bytes, what every rank of a tensor layout has: norms, routers
+    table_bytes      its own columns of a table of inputs by token, and their projection; whole on every rank
     """
 
     mixer_bytes: int
@@ -194,10 +196,13 @@ class LayerShape:
     kv: KvShape | None = None
     state_elements: int = 0
     conv_elements: int = 0
+    mixer_copies: int = 0
+    ffn_copies: int = 0
+    table_bytes: int = 0
 
     @property
     def bytes(self) -> int:
-        return self.mixer_bytes + self.ffn_bytes + self.expert_bytes
+        return self.mixer_bytes + self.ffn_bytes + self.expert_bytes + self.table_bytes
 
     @property
     def read_bytes(self) -> float:
@@ -242,6 +247,8 @@ class ModelShape:
     query_heads: int = 0
     """The fewest query heads that an attention layer has: what ranks of a tensor layout share; 0: no attention layer,
     or not known."""
+    divided_elements: int = 0
+    """Of `row_elements`, what a rank of a tensor layout has its share of; 0: not known."""
     attended_elements: int = 0
     """Of a row of the widest attention in parts: for each query head its values, and one number; 0: not known."""
     kv_sources: tuple[tuple[int, int], ...] = ()

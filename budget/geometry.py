@@ -130,7 +130,8 @@ def shape_of_geometry(geometry: Geometry) -> ModelShape:
     tail = [0 if given_embedding else table, 0 if given_head or geometry.tied else table, joining, geometry.hidden]
     given = apportion(geometry.weights_bytes - given_embedding - given_head, [*parts, *tail])
     shares, (embedding, head, joining_bytes, norm_bytes) = given[: len(parts)], given[len(parts) :]
-    placed = tuple(_placed(layer, *shares[3 * at : 3 * at + 3]) for at, layer in enumerate((*layers, *nextn)))
+    width = geometry.hidden
+    placed = tuple(_placed(layer, width, *shares[3 * at : 3 * at + 3]) for at, layer in enumerate((*layers, *nextn)))
     return ModelShape(
         name=geometry.name,
         arch=geometry.arch,
@@ -189,6 +190,9 @@ def requantised(shape: ModelShape, quant: str) -> ModelShape:
             layer,
             mixer_bytes=round(layer.mixer_bytes * factor),
             kv_bytes=round(layer.kv_bytes * factor),
+            mixer_copies=round(layer.mixer_copies * factor),
+            ffn_copies=round(layer.ffn_copies * factor),
+            table_bytes=round(layer.table_bytes * factor),
             ffn_bytes=round(layer.ffn_bytes * factor),
             expert_bytes=round(layer.expert_bytes * factor),
         )
@@ -226,12 +230,14 @@ class _Mixer:
 
 @dataclass(frozen=True)
 class _Layer:
-    """A layer in weights, before bytes are given to it. `parts`: mixer, feed-forward, experts."""
+    """A layer in weights, before bytes are given to it. `parts`: mixer, feed-forward, experts. `copies`: of the second,
+    its norm and its router."""
 
     mixer: _Mixer
     parts: tuple[int, int, int]
     used_experts: float
     ffn_units: int
+    copies: int = 0
 
     @property
     def width(self) -> int:
@@ -258,13 +264,15 @@ def _nextn(geometry: Geometry) -> _Layer:
 def _with_ffn(geometry: Geometry, mixer: _Mixer, dense: bool) -> _Layer:
     hidden = geometry.hidden
     if dense:
-        return _Layer(mixer, (mixer.weights, (3 * geometry.ffn + 1) * hidden, 0), 0.0, _blocks(geometry, geometry.ffn))
+        ffn = (3 * geometry.ffn + 1) * hidden
+        return _Layer(mixer, (mixer.weights, ffn, 0), 0.0, _blocks(geometry, geometry.ffn), hidden)
     shared = 3 * geometry.shared_ffn + geometry.experts + 1
     experts = 3 * geometry.expert_ffn * geometry.experts
     columns = _blocks(geometry, geometry.expert_ffn)
     units = columns if columns >= FINE_UNITS else geometry.experts
     used = geometry.experts_used / geometry.experts
-    return _Layer(mixer, (mixer.weights, shared * hidden, experts * hidden), used, units)
+    parts = (mixer.weights, shared * hidden, experts * hidden)
+    return _Layer(mixer, parts, used, units, (geometry.experts + 1) * hidden)
 
 
 def _attention(geometry: Geometry, window: int) -> _Mixer:
@@ -314,7 +322,7 @@ def _linear(geometry: Geometry, linear: Linear) -> _Mixer:
     )
 
 
-def _placed(layer: _Layer, mixer_bytes: int, ffn_bytes: int, expert_bytes: int) -> LayerShape:
+def _placed(layer: _Layer, hidden: int, mixer_bytes: int, ffn_bytes: int, expert_bytes: int) -> LayerShape:
     mixer = layer.mixer
     return LayerShape(
         mixer_bytes=mixer_bytes,
@@ -328,6 +336,8 @@ def _placed(layer: _Layer, mixer_bytes: int, ffn_bytes: int, expert_bytes: int) 
         kv=mixer.shape,
         state_elements=mixer.state,
         conv_elements=mixer.conv,
+        mixer_copies=mixer_bytes * hidden // mixer.weights,
+        ffn_copies=ffn_bytes * layer.copies // layer.parts[1] if layer.parts[1] else 0,
     )
 
 

@@ -20,6 +20,8 @@ from budget.facts import KV_BLOCKS, MIB, KvShape, LayerShape, ModelShape
 from budget.wish import PAGE
 
 WEIGHTS = "weights"
+COPIES = "k and v copies"
+"""They lie among a rank's weights."""
 KV = "kv"
 STATE = "state"
 WORKSPACE = "workspace"

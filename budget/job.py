@@ -57,6 +57,10 @@ class Share:
     state: float = 0.0
     read: float = 0.0
     """Weights read for one decoded token."""
+    part: float = 1.0
+    """The largest share that it has of any stage,"""
+    vocabulary: int = 0
+    """and its rows of the head, in the tensor layout."""
 
     @property
     def has_rows(self) -> bool:
@@ -217,4 +221,7 @@ def _dense(layer: LayerShape, each: int) -> LayerShape:
         ffn_bytes=round(layer.ffn_bytes * factor),
         expert_bytes=round(layer.expert_bytes * factor),
         kv_bytes=round(layer.kv_bytes * factor),
+        mixer_copies=round(layer.mixer_copies * factor),
+        ffn_copies=round(layer.ffn_copies * factor),
+        table_bytes=round(layer.table_bytes * factor),
     )

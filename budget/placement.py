@@ -17,6 +17,7 @@ Pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -100,7 +101,8 @@ def _stack(job: Job, option: Option, part: range, *, first: bool, last: bool) ->
         weights += sum(layer.bytes for layer in job.drafting)
         read += job.head_bytes
         kept += job.drafting
-    if option.host_only and first and not (last and job.shape.tied):
+    looks_up = first or any(job.layers[index].table_bytes for index in part)
+    if option.host_only and looks_up and not (last and job.shape.tied):
         weights += job.embedding_bytes
     kv_row, windows = job.rows_of(kept, on_cpu=option.host_only)
     padding = 0 if option.host_only else PAGE * (kv_row + sum(rows.row for rows in windows))
@@ -128,19 +130,24 @@ def tensor_shares(job: Job, shard: Shard, *, on_cpu: bool = False) -> tuple[Shar
 
 def _shards(job: Job, shard: Shard, on_cpu: bool) -> tuple[Share, ...]:
     count = len(shard.weights)
-    weights, copies, reads, states = [0.0] * count, [0.0] * count, [0.0] * count, [0.0] * count
+    weights, copies, reads, states, parts = ([0.0] * count for _ in range(5))
     for layer, drafting, times in job.alike:
         mixer, ffn = _fractions(layer.mixer_units, shard.weights), _fractions(layer.ffn_units, shard.weights)
-        copied = layer.kv_bytes if layer.kv is not None and layer.kv.heads < count else 0
+        heads = layer.kv.heads if layer.kv is not None else 0
+        copied = layer.kv_bytes if 0 < heads < count else 0
+        by_heads = _fractions(heads, shard.weights) if heads >= count else mixer
+        cut = layer.mixer_bytes - layer.mixer_copies - layer.kv_bytes
+        cut_ffn, whole = layer.ffn_bytes - layer.ffn_copies + layer.expert_bytes, layer.mixer_copies + layer.ffn_copies
         for rank in range(count):
-            own = layer.mixer_bytes * mixer[rank] + (layer.ffn_bytes + layer.expert_bytes) * ffn[rank]
-            weights[rank] += times * own
+            own = cut * mixer[rank] + layer.kv_bytes * by_heads[rank] + cut_ffn * ffn[rank] + whole
+            weights[rank] += times * (own + layer.table_bytes)
             copies[rank] += times * copied * (1 - mixer[rank])
             states[rank] += times * job.state(layer) * mixer[rank] * job.running
+            parts[rank] = max(parts[rank], mixer[rank], ffn[rank])
             if not drafting:
                 unread = layer.expert_bytes * (1 - layer.used_experts) * ffn[rank]
                 reads[rank] += times * (own + copied * (1 - mixer[rank]) - unread)
-    head = _fractions(max(1, job.shape.vocab // VOCABULARY_UNIT), shard.weights)
+    head = _fractions(-(-job.shape.vocab // VOCABULARY_UNIT), shard.weights)
     rows = _fractions(0, shard.tokens) if shard.tokens else (1 / count,) * count
     tables = job.head_bytes + job.drafting_bytes + (job.embedding_bytes if on_cpu and not job.shape.tied else 0)
     kv_row, windows = job.rows_of((*job.layers, *job.drafting), on_cpu=on_cpu)
@@ -155,6 +162,8 @@ def _shards(job: Job, shard: Shard, on_cpu: bool) -> tuple[Share, ...]:
             windows=tuple(_own_rows(each, rows[rank], granule) for each in windows),
             state=states[rank],
             read=reads[rank] + job.head_bytes * head[rank],
+            part=parts[rank],
+            vocabulary=math.ceil(job.shape.vocab * head[rank]),
         )
         for rank in range(count)
     )

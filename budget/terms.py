@@ -12,6 +12,7 @@ Pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -61,7 +62,7 @@ def terms(
         own = [
             *_weights(option, index, before, after),
             *_pools(job, option, index, before, after),
-            *_standing(job, option, device, rank),
+            *_standing(job, option, device, rank, after),
         ]
         found += [replace(term, name=host_lines.of_rank(term.name, rank)) for term in own] if shared else own
     return [*found, *_host(job, option, ceilings)]
@@ -73,8 +74,8 @@ def standing_bytes(job: Job, option: Option, device: Device) -> float:
     return max(sum(term.most for term in found if moment in term.held) for moment in ALWAYS)
 
 
-def _standing(job: Job, option: Option, device: Device, rank: int) -> Iterable[Term]:
-    yield _activations(job, option, device, rank)
+def _standing(job: Job, option: Option, device: Device, rank: int, shard: Share | None = None) -> Iterable[Term]:
+    yield _activations(job, option, device, rank, shard if option.shares_device else None)
     if device.kind != "cpu":
         yield from _card(job, option, device)
     if job.wish.vision and job.shape.vision_bytes and rank == 0:
@@ -87,7 +88,7 @@ def _weights(option: Option, device: int, before: Share | None, after: Share | N
         assert share is not None
         yield Term(device, host_lines.WEIGHTS, share.weights, ALWAYS, "computed", "packed, as in the checkpoint")
         if share.kv_copies:
-            yield Term(device, "k and v copies", share.kv_copies, ALWAYS, "computed", "too few KV heads to split")
+            yield Term(device, host_lines.COPIES, share.kv_copies, ALWAYS, "computed", "too few KV heads to split")
         return
     whole = after.weights + after.kv_copies
     if option.resident:
@@ -98,7 +99,7 @@ def _weights(option: Option, device: int, before: Share | None, after: Share | N
         note = f"the larger of pipeline {before.weights / MIB:.0f} and tensor {whole / MIB:.0f} MiB"
         yield Term(device, "weights arena", most - min(after.kv_copies, most), ALWAYS, "computed", note)
     if after.kv_copies:
-        yield Term(device, "k and v copies", after.kv_copies, ALWAYS, "computed", "too few KV heads to split")
+        yield Term(device, host_lines.COPIES, after.kv_copies, ALWAYS, "computed", "too few KV heads to split")
 
 
 def _pools(job: Job, option: Option, device: int, before: Share | None, after: Share | None) -> Iterable[Term]:
@@ -163,12 +164,14 @@ def _most(share: Share) -> float:
     return share.kv_fixed + share.windows_most
 
 
-def _activations(job: Job, option: Option, device: Device, rank: int) -> Term:
-    threads = max(1, job.wish.threads) if device.kind == "cpu" else 1
-    head = TENSOR in option.layouts or rank == len(option.ranks) - 1
+def _activations(job: Job, option: Option, device: Device, rank: int, shard: Share | None) -> Term:
+    """`shard`: what a rank of the tensor layout on the CPU has of the model."""
+    threads, last = max(1, job.wish.threads) if device.kind == "cpu" else 1, rank == len(option.ranks) - 1
+    head = last or (TENSOR in option.layouts and shard is None)
     size, more = job.workspace(threads, job.logit_rows, head=head)
-    if TENSOR in option.layouts and option.shares_device:
-        size += _gathered(job)
+    if shard is not None:
+        size += _of_shard(job, shard)
+        head = True
     note = f"{job.rows} rows: a chunk of {job.wish.chunk} beside {job.running} requests"
     if head:
         note += f"; {job.logit_rows} rows of logits"
@@ -176,11 +179,13 @@ def _activations(job: Job, option: Option, device: Device, rank: int) -> Term:
     return Term(device.index, host_lines.WORKSPACE, size, ALWAYS, "computed", note, more, job.context)
 
 
-def _gathered(job: Job) -> int:
-    """Buffers of a rank of the tensor layout for what it gets of the others: q, k and v of all heads, and an attention
-    of all heads over its own rows."""
-    attended = job.shape.attended_elements or job.shape.mixer_width
-    return (job.shape.mixer_width + attended) * job.rows * FLOAT_BYTES
+def _of_shard(job: Job, shard: Share) -> int:
+    """How much more than one rank's the buffers of a rank of the tensor layout take: its own q, k and v beside those of
+    all ranks, an attention of all heads over its own rows, its own logits; and less of what is divided."""
+    shape = job.shape
+    attended = shape.attended_elements or shape.mixer_width
+    more = shard.part * shape.mixer_width + attended - (1 - shard.part) * shape.divided_elements
+    return math.ceil(more * job.rows + (2 * shape.hidden + shard.vocabulary) * job.logit_rows) * FLOAT_BYTES
 
 
 def _card(job: Job, option: Option, device: Device) -> Iterable[Term]:

@@ -8,15 +8,17 @@ parts a tensor layout can cut a layer without cutting a quant block.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from backends.base import TensorView
 from budget.facts import KvShape, LayerShape, ModelShape
 from homeserve.layouts import partition
-from homeserve.models.config import OUTPUT, OUTPUT_BIAS, TOKEN_EMBD, ModelConfig, settle
+from homeserve.models.config import OUTPUT, OUTPUT_BIAS, TOKEN_EMBD, TOKEN_INPUT, ModelConfig, settle
+from homeserve.models.dividing import form_of
 from homeserve.models.family import Family
-from homeserve.models.stages import Attention, Dense, Experts, GatedDeltaNet, Stage
-from homeserve.models.widths import partial_elements, row_elements
+from homeserve.models.stage_shards import layer_shards
+from homeserve.models.stages import Attention, Dense, Experts, GatedDeltaNet, Stage, TokenInput
+from homeserve.models.widths import divided_elements, partial_elements, row_elements
 
 
 def shape_of(
@@ -36,12 +38,15 @@ def shape_of(
     joining = sum(_bytes(view for role, view in part.items() if role.startswith("nextn.")) for part in parts)
     embedding = _bytes(tensors[of] for of in (TOKEN_EMBD,) if of in tensors)
     head = _bytes(tensors[of] for of in (OUTPUT, OUTPUT_BIAS) if of in tensors)
+    tables = _bytes(tensors[of] for of in TOKEN_INPUT[:2] if of in tensors)
+    layers = tuple(_layer(stages, part, tables) for stages, part in zip(trunk, parts, strict=False))
     counted = sum(_bytes(part.values()) for part in parts) + embedding + head
+    counted += sum(layer.table_bytes for layer in layers)
     return ModelShape(
         name=name,
         arch=config.arch,
         quant=quant,
-        layers=tuple(_layer(stages, part) for stages, part in zip(trunk, parts, strict=False)),
+        layers=layers,
         hidden=config.hidden,
         mixer_width=max(_mixer_width(stages) for stages in (*trunk, *blocks)),
         ffn=config.ffn,
@@ -50,11 +55,12 @@ def shape_of(
         embedding_bytes=embedding,
         head_bytes=head,
         tied=OUTPUT not in tensors,
-        nextn=tuple(_layer(stages, part) for stages, part in zip(blocks, parts[config.layers :], strict=False)),
+        nextn=tuple(_layer(stages, part, 0) for stages, part in zip(blocks, parts[config.layers :], strict=False)),
         nextn_bytes=joining,
         other_bytes=_bytes(tensors.values()) - counted,
         row_elements=row_elements(config.hidden, zip(trunk, parts, strict=False)),
         partial_elements=partial_elements(stage for stages in trunk for stage in stages),
+        divided_elements=divided_elements(zip(trunk, parts, strict=False)),
         query_heads=min((stage.heads for _, stage in _attentions(trunk)), default=0),
         attended_elements=max((stage.heads * (stage.head_dim + 1) for _, stage in _attentions(trunk)), default=0),
         kv_sources=tuple((at, stage.kv_source) for at, stage in _attentions(trunk) if stage.kv_source is not None),
@@ -70,9 +76,10 @@ def _once(names: Mapping[str, str]) -> dict[str, str]:
     return {role: of for of, role in {of: role for role, of in names.items()}.items()}
 
 
-def _layer(stages: Iterable[Stage], present: Mapping[str, TensorView]) -> LayerShape:
+def _layer(stages: Sequence[Stage], present: Mapping[str, TensorView], tables: int) -> LayerShape:
+    """`tables` are the bytes of the tables of inputs by token, of which each layer that has such has its columns."""
     kv, mixer_units, ffn_units, kv_bytes = None, 1, 1, 0
-    state_elements = conv_elements = 0
+    state_elements = conv_elements = table_bytes = 0
     used_experts = 0.0
     for stage in stages:
         match stage:
@@ -94,9 +101,13 @@ def _layer(stages: Iterable[Stage], present: Mapping[str, TensorView]) -> LayerS
                 block = _block_len(present.get("ffn_down_exps"))
                 ffn_units = partition.experts(stage.count, stage.width, block, _ALONE).units
                 used_experts = stage.used / stage.count
+            case TokenInput():
+                table_bytes = tables * stage.width // stage.columns
     inner = {role: view for role, view in present.items() if not role.startswith("nextn.")}
     routed = _bytes(view for role, view in inner.items() if role.partition(".")[0].endswith("_exps"))
-    ffn = _bytes(view for role, view in inner.items() if role.startswith(("ffn_", "exp_probs"))) - routed
+    ffn = _bytes(view for role, view in inner.items() if role.startswith(_FEED_FORWARD)) - routed
+    copies = _copies(stages, inner)
+    ffn_copies = sum(size for role, size in copies.items() if role.startswith(_FEED_FORWARD))
     return LayerShape(
         mixer_bytes=_bytes(inner.values()) - ffn - routed,
         ffn_bytes=ffn,
@@ -109,9 +120,21 @@ def _layer(stages: Iterable[Stage], present: Mapping[str, TensorView]) -> LayerS
         kv=kv,
         state_elements=state_elements,
         conv_elements=conv_elements,
+        mixer_copies=sum(copies.values()) - ffn_copies,
+        ffn_copies=ffn_copies,
+        table_bytes=table_bytes,
     )
 
 
+def _copies(stages: Sequence[Stage], present: Mapping[str, TensorView]) -> dict[str, int]:
+    """By role, the bytes of what every rank of a tensor layout has whole."""
+    forms = {role: form_of(view) for role, view in present.items()}
+    splits = layer_shards(stages, forms, _ALONE).splits
+    return {role: sum(piece.nbytes(forms[role]) for piece in own if piece.copied) for role, (own,) in splits.items()}
+
+
+_FEED_FORWARD = ("ffn_", "exp_probs")
+"""Beginnings of the roles of a feed-forward."""
 _ALONE = (1,)
 """The weight vector of one rank: it has all units."""
 _FLOAT32_AS_16_BITS = 2

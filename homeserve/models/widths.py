@@ -44,6 +44,12 @@ def row_elements(hidden: int, layers: Iterable[Layer]) -> int:
     return total + convolved + experts
 
 
+def divided_elements(layers: Iterable[Layer]) -> int:
+    """Of `row_elements`, the floats of buffers of which a rank of the tensor layout has its share."""
+    made = {buffer for stages, _ in layers for stage in stages for buffer in _buffers(stage, 0)}
+    return sum(_padded(width) for name, width in made if name in _DIVIDED)
+
+
 def partial_elements(stages: Iterable[Stage]) -> int:
     """Floats of one partial result of a split attention, of the stage with the largest: the query heads of a KV head,
     each with its sums and its mixed values."""
@@ -53,6 +59,13 @@ def partial_elements(stages: Iterable[Stage]) -> int:
 
 _MULTIPLIED = frozenset({"mixed", "delta_out", "act", "shared_act", "token_act"})
 """Buffers that a projection reads."""
+_DIVIDED = frozenset(
+    {
+        *("mixed", "gate", "up", "act", "shared_gate", "shared_up", "shared_act"),
+        *("delta_in", "delta_z", "delta_out", "delta_beta", "delta_alpha"),
+    }
+)
+"""Of q, k and v a rank has all and its own."""
 
 
 def _buffers(stage: Stage, hidden: int) -> Iterable[tuple[str, int]]:
