@@ -109,6 +109,8 @@ class _Census:
 
     waiters: list[asyncio.Future[dict[str, Any]]]
     pages: tuple[PageCensus, ...]
+    of_rank: list[tuple[PageCensus, ...]]
+    """What each rank keeps of them; empty where every rank has all."""
     states: StateCensus | None
     holdings: list[tuple[int, str, int]]
     idle: bool
@@ -365,7 +367,8 @@ class Engine:
                     for lane, request, count in pool.lanes
                     if count > held.get(lane, 0)
                 ]
-                for pages in census.pages:  # a table is as long in every group: what leaks is told once
+                kept = census.of_rank[result.rank] if census.of_rank else census.pages
+                for pages in kept:  # a table is as long in every group: what leaks is told once
                     told = [] if pages.window else leaks
                     ranks.append({"rank": result.rank, "pool": pool.pool, **asdict(pages), "leaks": told})
             if census.states is not None:
@@ -398,6 +401,7 @@ class Engine:
             census = _Census(
                 self._census_wanted,
                 scheduler.census(),
+                scheduler.census_by_rank(),
                 scheduler.state_census(),
                 scheduler.holdings(),
                 scheduler.idle,

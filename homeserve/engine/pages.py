@@ -128,6 +128,29 @@ class PagePool:
     def census(self) -> tuple[PageCensus, ...]:
         return tuple(group.census() for group in self._groups)
 
+    def census_by_owner(self, owner: Callable[[int], int], ranks: int) -> list[tuple[PageCensus, ...]]:
+        """The same for each rank, of the pages that it keeps (`owner(page)`)."""
+        counts = [[[0, 0, 0, 0] for _ in self._groups] for _ in range(ranks)]  # capacity, free, protected, cached
+        for index, group in enumerate(self._groups):
+            for page in range(group.capacity):
+                counts[owner(page)][index][0] += 1
+            for page in group.free:
+                counts[owner(page)][index][1] += 1
+        nodes = list(self._root.children.values())
+        while nodes:
+            node = nodes.pop()
+            nodes.extend(node.children.values())
+            for index, page in enumerate(node.pages):
+                if page != NO_PAGE:
+                    counts[owner(page)][index][2 if node.locks[index] else 3] += 1
+        return [
+            tuple(
+                PageCensus(group.window, have, free, have - free - protected - cached, protected, cached)
+                for group, (have, free, protected, cached) in zip(self._groups, of_rank, strict=True)
+            )
+            for of_rank in counts
+        ]
+
     def take(self, count: int) -> list[list[int]] | None:
         """`count` pages of each group for one owner, evicting cached ones if it must; None, and nothing changed, if
         too few."""

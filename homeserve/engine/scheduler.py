@@ -42,6 +42,7 @@ from homeserve.engine.request import EngineLimits, FinishReason, GenerateCall
 from homeserve.engine.sequence import RUNNING, Sequence, SequenceState
 from homeserve.engine.states import SPACING, StateCensus, StateSlots, checkpoint_after
 from homeserve.engine.tables import PageTables
+from homeserve.layouts.owner import OwnerRule
 from homeserve.wire.records import LaneRows, Logprobs, NewLane, PlanKind, Sample, Sampling
 
 PROMPT_LOGPROB_ROWS = 32
@@ -153,6 +154,14 @@ class Scheduler:
     def census(self) -> tuple[PageCensus, ...]:
         """Of each KV group; the first keeps every token."""
         return self._pool.census()
+
+    def census_by_rank(self) -> list[tuple[PageCensus, ...]]:
+        """Of each KV group on each rank that keeps a part of the pages; empty where every rank has all of them."""
+        vector = self.limits.token_vector
+        if not vector:
+            return []
+        rule = OwnerRule(vector, PAGE_LEN)
+        return self._pool.census_by_owner(lambda page: rule.place(page * PAGE_LEN)[0], len(vector))
 
     def state_census(self) -> StateCensus | None:
         """Of the recurrent states; None for a model without any."""

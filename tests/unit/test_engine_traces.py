@@ -26,6 +26,7 @@ from homeserve.engine.states import StateCensus
 from homeserve.wire.records import LaneRows, Sample, Sampling, unpack_ints
 
 END = 7
+PLACES = ("capacity", "free", "live", "protected", "cached")
 VOCAB = 50
 
 
@@ -150,6 +151,7 @@ class Trace:
             recurrent=limits.get("recurrent", False),
             checkpoints=limits.get("checkpoints", pick([0, 1, 2, 5])),
             decode_groups=limits.get("decode_groups", 1),
+            token_vector=limits.get("token_vector", ()),
         )
         if windows := limits.get("windows", ()):
             sizes = self.limits.kv_tokens, self.limits.running, self.limits.chunk
@@ -230,6 +232,11 @@ class Trace:
         for census in self.scheduler.census():
             assert census.free + census.live + census.protected + census.cached == census.capacity
             assert min(census.free, census.live, census.protected, census.cached) >= 0
+        if self.seq % 16 == 0 and (by_rank := self.scheduler.census_by_rank()):
+            for group, census in enumerate(self.scheduler.census()):
+                sums = [sum(getattr(each[group], name) for each in by_rank) for name in PLACES]
+                assert sums == [getattr(census, name) for name in PLACES], "ranks keep each page once"
+                assert min(getattr(each[group], name) for each in by_rank for name in PLACES) >= 0
         states = self.scheduler.state_census()
         if states is not None:
             assert states.free + states.live + states.cached == states.capacity
@@ -281,7 +288,7 @@ def test_random_traces_end_right(seed: int) -> None:
     for part in range(10):
         windows = ((), (), (20,), (1, 33), (64,))[part % 5]
         groups = 1 + (seed + part) % 4
-        deep = {"decode_groups": groups, "plans_in_flight": groups + 1} if groups > 1 else {}
+        deep = {"decode_groups": groups, "plans_in_flight": groups + 1} if groups > 1 else {"token_vector": (2, 1, 1)}
         Trace(1000 * seed + part, recurrent=part % 2 == 1, windows=windows, **deep).run()
 
 
