@@ -126,7 +126,9 @@ class Box:
         (folder / "home").mkdir(parents=True)
         if argv[0] in ("up", "serve") and ready:
             argv = (argv[0], "--port", "0", "--ready-file", str(folder / "ready.json"), *argv[1:])
-        variables = self.environ | {"HOME": str(self.folder / "0" / "home")} | environ
+        (self.folder / "tmp").mkdir(exist_ok=True)  # for evidence of deaths
+        own = {"HOME": str(self.folder / "0" / "home"), "TMPDIR": str(self.folder / "tmp")}
+        variables = self.environ | own | environ
         with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
             command = [sys.executable, "-P", "-m", "homeserve", *argv]
             process = subprocess.Popen(
