@@ -160,6 +160,10 @@ def check_folder(folder: Path, lost: dict[str, Any], rank: int, step: str, actio
     assert [each["rank"] for each in rings["ranks"]] == list(range(RANKS))
     assert rings["ranks"][rank]["answered"] == lost["seq"] - (action != "refuse")
     assert len(rings["acts"]["mailboxes"]) == RANKS and len(rings["acts"]["channels"]) == 2 * (RANKS - 1)
+    for used in (*rings["acts"]["mailboxes"], *rings["acts"]["channels"]):
+        count = used["posted"] if "posted" in used else used["sent"]
+        assert (used["last"] is not None) is (count > 0)
+        assert used["last"] is None or (2 <= used["last"]["seq"] <= max(plans) and used["last"]["label"])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
