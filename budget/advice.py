@@ -122,6 +122,8 @@ def _with_setting(wish: Wish, name: str, value: str | int) -> Wish:
             change = {name: () if value == "auto" else ("cpu",)} | ({"cpu_ranks": 1} if name == "devices" else {})
         case "cpu_moe":
             change = {name: {"auto": -1, "off": 0}.get(str(value), value)}
+        case "memory":
+            change = {"unified": value == "unified"}
         case "context" | "kv_tokens" | "chunk":
             change = {name: int(value)}
         case _:

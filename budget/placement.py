@@ -109,6 +109,17 @@ def _stack(job: Job, option: Option, part: range, *, first: bool, last: bool) ->
     return Share(weights, kv_row=kv_row, kv_fixed=padding, windows=windows, state=state * job.running, read=read)
 
 
+def whole_share(job: Job, option: Option) -> Share:
+    """What ranks of one memory hold together: the model once, and in the tensor layout a page of padding for each."""
+    every = _stack(job, option, range(len(job.layers)), first=True, last=True)
+    padding = (
+        (len(option.ranks) if TENSOR in option.layouts else 0)
+        * PAGE
+        * (every.kv_row + sum(rows.row for rows in every.windows))
+    )
+    return replace(every, kv_fixed=padding)
+
+
 def layer_share(job: Job, option: Option, index: int) -> Share:
     """What one layer adds to its rank in the pipeline layout."""
     return _stack(job, option, range(index, index + 1), first=False, last=False)

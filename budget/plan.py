@@ -170,7 +170,8 @@ def _beside_others(trial: Trial, rank: int) -> int:
     """Of ranks with one memory: what it leaves this one for its rows when the others have theirs for the largest pool
     that fits."""
     device, most = trial.ceilings.devices[trial.option.ranks[rank]], trial.most
-    own = sum(t.per_token for t in trial.terms if t.name == host_lines.of_rank(host_lines.KV, rank) and not t.until)
+    pool = host_lines.KV if trial.job.wish.unified else host_lines.of_rank(host_lines.KV, rank)
+    own = sum(t.per_token for t in trial.terms if t.name == pool and not t.until)
     if not own or device.ceiling_bytes is None or trial.room.tokens >= TOKENS_MAX:
         return trial.tokens
     left = device.ceiling_bytes - peak_bytes(lines_at(trial.terms, most), device.index)
@@ -192,7 +193,7 @@ def _binds(trial: Trial, lines: Sequence[Line]) -> Binds:
             device, pool.name if pool is not None else largest.name, f"nothing yet: {name} would hold {most} tokens"
         )
     why = f"{name} is full at {most} tokens ({moment})"
-    if trial.option.shares_device:
+    if trial.option.shares_device and not trial.job.wish.unified:
         tokens = _rank_tokens(trial)
         rank = tokens.index(min(tokens))
         pool = next((line for line in own if line.name == host_lines.of_rank(host_lines.KV, rank)), pool)

@@ -7,6 +7,9 @@ pool holds physical pages (`Wish.exclusive`): at boot and in a flip that is at m
 The pool is one line. Its layers that keep every token grow with the pool's tokens for ever; those with a window stop
 when the windows of all requests are kept, each window at a number of its own.
 
+Several ranks on the CPU have their lines in one ledger, each with the rank's number. In unified memory they hold
+weights, pool and states together, once, and only their buffers apart.
+
 Pure.
 """
 
@@ -21,7 +24,7 @@ from budget.ceilings import Ceilings, Device
 from budget.facts import MIB
 from budget.job import Job, Share
 from budget.ledger import ALWAYS, BOOT, FLIP, PIPELINE, TENSOR, Term
-from budget.placement import Option
+from budget.placement import Option, whole_share
 from budget.ranks import act_bytes, act_sizes, plans_in_flight
 
 FLOAT_BYTES = 4
@@ -59,12 +62,13 @@ def terms(
         device = ceilings.devices[index]
         before = pipeline[rank] if pipeline else None
         after = tensor[rank] if tensor else None
-        own = [
-            *_weights(option, index, before, after),
-            *_pools(job, option, index, before, after),
-            *_standing(job, option, device, rank, after),
-        ]
+        own = list(_standing(job, option, device, rank, after))
+        if not (shared and job.wish.unified):
+            own = [*_weights(option, index, before, after), *_pools(job, option, index, before, after), *own]
         found += [replace(term, name=host_lines.of_rank(term.name, rank)) for term in own] if shared else own
+    if shared and job.wish.unified:
+        whole, index = whole_share(job, option), option.ranks[0]
+        found = [*_weights(option, index, whole, None), *_pools(job, option, index, whole, None), *found]
     return [*found, *_host(job, option, ceilings)]
 
 

@@ -35,6 +35,8 @@ class Wish:
     logit_rows: int = 0
     devices: tuple[str, ...] = ()
     cpu_ranks: int = 1
+    unified: bool = False
+    """Ranks on the CPU hold weights, KV rows and states once, together."""
     layout: str = "auto"
     flip: str = "auto"
     weight_vector: tuple[int, ...] = ()

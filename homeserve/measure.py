@@ -338,8 +338,8 @@ def _kilobytes(value: str) -> int:
 
 
 def _resident(areas: Iterable[Area], region: Region) -> int | None:
-    """What is resident of a region; None where no mapping lies in it."""
-    inside = [area.resident for area in areas if _inside(area, region)]
+    """What is resident of a region, of memory that ranks share each its share; None where no mapping lies in it."""
+    inside = [area.share for area in areas if _inside(area, region)]
     return sum(inside) if inside else None
 
 

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from budget.corridor import Breach
 from budget.facts import MIB
-from budget.host_lines import of_rank
+from budget.host_lines import KV, STATE, WEIGHTS, of_rank
 from homeserve.corridor import CorridorSampler, HostFree, words
+from homeserve.layouts.ranks import UNIFIED
 from homeserve.measure import MeasuredBudget, Members, Region, Worker
 from homeserve.server.context import ServerContext, State
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from homeserve.checkpoint import Checkpoint
 
 UNTOLD_MAX = 16
+_TOGETHER = (WEIGHTS, KV, STATE)
+"""Lines that ranks of one memory hold together."""
 
 
 class MemoryWatch:
@@ -78,9 +81,11 @@ class MemoryWatch:
         assert fleet is not None, "what is loaded is measured"
         ranks = self._context.ranks
         several = ranks is not None and ranks.ranks > 1
+        together = _TOGETHER if ranks is not None and ranks.memory_domain == UNIFIED else ()
 
         def region(rank: int, line: str, address: int, size: int) -> Region:
-            return Region(of_rank(line, rank) if several else line, address, size)
+            own = several and line not in together
+            return Region(of_rank(line, rank) if own else line, address, size)
 
         workers = tuple(
             Worker(pid, self._host, tuple(region(rank, *each) for each in regions))

@@ -30,6 +30,7 @@ ALL_LAYERS = 1 << 16
 """More layers than any model has: `--cpu-moe` without a number."""
 
 _KV_TYPE = Option("text", "", "", choices=tuple(KV_BITS))
+_MEMORY = Option("text", "", "", choices=("auto", "discrete", "unified"))
 _FLIP = Option("text", "", "", choices=("auto", "off"))
 _DRAFT = Option("text", "", "", choices=("auto", "off"))
 _SWITCH = Option("switch", "", "")
@@ -60,6 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only these: cpu, cuda:N, rocm:N, or ids as the report has them; cpu:N alone: N ranks on the CPU",
     )
     place.add_argument("--layout", metavar="L", help="auto, pipeline or tensor")
+    place.add_argument(
+        "--memory", metavar="M", help="of several ranks on the CPU: discrete (each its own) or unified (one for all)"
+    )
     place.add_argument("--flip", metavar="auto|off", help="whether both layouts are planned for")
     place.add_argument("--weight-vector", metavar="A,B", help="shares of the weights in the tensor layout")
     place.add_argument("--token-vector", metavar="A,B", help="shares of the KV rows in the tensor layout")
@@ -96,6 +100,7 @@ def wish_of(args: argparse.Namespace, settings: Settings, box: Box) -> Wish:
         chunk=settings.chunk,
         devices=tuple("cpu" if word.lower().partition(":")[0] == "cpu" else word for word in devices),
         cpu_ranks=ranks,
+        unified=_MEMORY.convert(args.memory or settings.memory, "--memory", "memory") == "unified",
         layout=_like_up(args, settings, "layout"),
         flip=_FLIP.convert(args.flip or "auto", "--flip", "flip"),
         weight_vector=_like_up(args, settings, "weight_vector"),
