@@ -132,7 +132,7 @@ def fleet_shape(ranks: int, piece_floats: int, message_floats: int, token_floats
 def make_memory(shape: ActShape) -> int:
     """A descriptor of new shared memory for the acts of one life, for the ranks to inherit. It has no name, so it goes
     with the last process that has it; its room is reserved. Raises OSError where there is none."""
-    fd = _nameless()
+    fd = nameless("homeserve-acts")
     try:
         if sys.platform == "linux":
             os.posix_fallocate(fd, 0, shape.total_bytes)
@@ -145,9 +145,11 @@ def make_memory(shape: ActShape) -> int:
     return fd
 
 
-def _nameless() -> int:
+def nameless(label: str) -> int:
+    """A descriptor of empty memory for processes to inherit and share; `label` is what the system shows for it where it
+    shows any. Raises OSError."""
     if sys.platform == "linux":
-        return os.memfd_create("homeserve-acts", os.MFD_CLOEXEC)
+        return os.memfd_create(label, os.MFD_CLOEXEC)
     else:
         with tempfile.TemporaryFile() as file:
             return os.dup(file.fileno())

@@ -190,6 +190,7 @@ class App:
     async def _make_fleet(self, limits: EngineLimits, ranks: RankPlan, relay: Relay) -> Fleet:
         from homeserve.engine.scheduler import plan_bytes_limit, result_bytes_limit
         from homeserve.fleet import Fleet, FleetSpec
+        from homeserve.layouts.ranks import UNIFIED
         from homeserve.wire.segments import sweep
 
         settings = self.settings
@@ -211,6 +212,7 @@ class App:
             log_level=settings.log_level.upper(),
             cores=ranks.cores,
             acts=ranks.acts,
+            unified=ranks.memory_domain == UNIFIED,
             spin_us=ranks.spin_us,
         )
         fleet = Fleet(spec, relay)

@@ -290,10 +290,10 @@ class Settings:
     memory: str = _option(
         "auto",
         "text",
-        "memory of several ranks: discrete (each has its own), auto (= discrete)",
+        "memory of several ranks: discrete (each has its own), unified (weights and KV rows are held once), auto"
+        " (= discrete)",
         _RANKS,
-        choices=("auto", "discrete"),
-        later=("unified",),
+        choices=("auto", "discrete", "unified"),
         metavar="M",
     )
 

@@ -13,7 +13,7 @@ from budget.wish import PAGE, Wish
 from homeserve.engine.request import EngineLimits
 from homeserve.engine.scheduler import PROMPT_LOGPROB_ROWS
 from homeserve.errors import BudgetError, SettingError, WorkerOutOfMemory
-from homeserve.layouts.ranks import RankPlan, rank_plan
+from homeserve.layouts.ranks import DISCRETE, UNIFIED, RankPlan, rank_plan
 from homeserve.model_facts import ModelFacts
 from homeserve.settings import Settings, flag, options
 
@@ -54,6 +54,7 @@ def wish_of(settings: Settings, box: Box) -> Wish:
         logit_rows=settings.max_running + PROMPT_LOGPROB_ROWS,
         devices=("cpu",),
         cpu_ranks=settings.ranks,
+        unified=settings.ranks > 1 and settings.memory == UNIFIED,
         layout=settings.layout,
         weight_vector=settings.weight_vector,
         token_vector=settings.token_vector,
@@ -92,6 +93,7 @@ def ranks_of_plan(settings: Settings, plan: Plan, box: Box, cores: Sequence[int]
         usable=box.cpu.usable if box.cpu is not None else len(cores),
         cores=cores,
         acts=act_sizes(plan.shape, ranks, layout, row_limit(settings, plan), plan.running),
+        memory_domain=UNIFIED if settings.memory == UNIFIED and ranks > 1 else DISCRETE,
     )
 
 

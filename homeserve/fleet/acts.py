@@ -10,7 +10,7 @@ import os
 import struct
 from typing import Any
 
-from backends.acts import LINE_BYTES, STAMP_BYTES, ActShape, fleet_shape, make_memory
+from backends.acts import LINE_BYTES, STAMP_BYTES, ActShape, fleet_shape, make_memory, nameless
 from homeserve.fleet.spec import ActSizes
 
 _COUNTS = struct.Struct("=II")
@@ -19,14 +19,23 @@ _KINDS = {1: "sum", 2: "gather", 3: "message", 4: "merge"}
 
 
 class ActsMemory:
-    """The acts of one life. `fd` is for the ranks to inherit. Raises OSError where there is no memory for it."""
+    """The acts of one life, and with `unified` memory for the weights and KV rows that ranks hold together (empty here:
+    the ranks give it its size). `fd`, `weights_fd` and `kv_fd` are for the ranks to inherit. Raises OSError where there
+    is no memory for it."""
 
-    def __init__(self, ranks: int, sizes: ActSizes) -> None:
+    def __init__(self, ranks: int, sizes: ActSizes, *, unified: bool = False) -> None:
         self.sizes = sizes
         self.shape: ActShape = fleet_shape(
             ranks, sizes.piece_floats, sizes.message_floats, sizes.token_floats, sizes.depth
         )
+        self.weights_fd = self.kv_fd = -1
         self.fd = make_memory(self.shape)
+        if unified:
+            self.weights_fd, self.kv_fd = nameless("homeserve-weights"), nameless("homeserve-kv")
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        return tuple(fd for fd in (self.fd, self.weights_fd, self.kv_fd) if fd >= 0)
 
     def positions(self) -> dict[str, Any]:
         """Counters and last stamps, as plain data. They are read while ranks may write: each value is whole, and two of
@@ -42,9 +51,9 @@ class ActsMemory:
 
     def close(self) -> None:
         """Give the memory up: it goes with the last rank that has it."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        for fd in self.fds:
+            os.close(fd)
+        self.fd = self.weights_fd = self.kv_fd = -1
 
     def _mailbox(self, rank: int, at: int) -> dict[str, Any]:
         """Piece number n, counted from 1, lies in half n mod 2."""

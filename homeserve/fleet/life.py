@@ -150,7 +150,7 @@ class Life:
         if self.spec.acts is None:
             return None
         try:
-            return ActsMemory(self.spec.ranks, self.spec.acts)
+            return ActsMemory(self.spec.ranks, self.spec.acts, unified=self.spec.unified)
         except OSError as error:
             raise WorkerStartError(f"no memory for what ranks exchange: {error.strerror}") from error
 

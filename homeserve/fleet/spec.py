@@ -44,6 +44,8 @@ class FleetSpec:
     """For each rank the hardware threads that its threads are pinned to; empty: none is pinned."""
     acts: ActSizes | None = None
     """Of the shared memory for what ranks exchange; None with one rank."""
+    unified: bool = False
+    """Whether the ranks hold weights and KV rows together."""
     spin_us: int = 0
     """How long a wait for another rank spins before it sleeps: only where each thread has a core of its own."""
     exchange_timeout_s: float = 60.0
