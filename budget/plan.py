@@ -329,11 +329,8 @@ def _rank_words(trial: Trial, device: Device) -> str:
     while needs[rank] <= left and rank < len(needs) - 1:
         left -= needs[rank]
         rank += 1
-    each = ", ".join(f"rank {rank} {_mib(need)}" for rank, need in enumerate(needs))
-    return (
-        f". Of it the ranks need {each} MiB; for rank {rank}, which needs {_mib(needs[rank])} MiB,"
-        f" {max(0, left) // MIB} MiB are left"
-    )
+    each = ", ".join(f"rank {other} needs {_mib(need)} MiB" for other, need in enumerate(needs))
+    return f". For rank {rank} {max(0, left) // MIB} MiB are left: {each}"
 
 
 def _dense_words(trial: Trial, device: Device) -> str:

@@ -71,7 +71,7 @@ def test_two_ranks_say_what_one_says_and_what_they_hold(
         (("--devices", "cpu:5", "--layout", "tensor"), "the tensor layout has 5 ranks and llama.f32 an attention of 4"),
         (("--devices", "cpu:5", "--layout", "pipeline"), "the pipeline layout has 5 ranks and llama.f32 4 layers"),
         ((*RANKS, "--pipeline-ratio", "3,2"), "--pipeline-ratio: 3+2 = 5, and the backbone has 4 layers"),
-        ((*RANKS, "--floor-mib", "16000000"), "Of it the ranks need rank 0 "),
+        ((*RANKS, "--floor-mib", "16000000"), "For rank 0 0 MiB are left: rank 0 needs "),
     ],
     ids=("heads", "layers", "ratio", "memory"),
 )

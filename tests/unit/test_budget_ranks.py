@@ -396,9 +396,8 @@ def test_a_rank_for_which_too_little_is_left_is_named_with_the_sum(layout: str) 
     while needs[rank] <= left:
         left, rank = left - needs[rank], rank + 1
     assert refused.needed_bytes == common + sum(needs) == held_bytes(refused.lines, 0, "boot")
-    shown = ", ".join(f"rank {rank} {-(-need // MIB)}" for rank, need in enumerate(needs))
-    assert f"Of it the ranks need {shown} MiB" in refused.reason
-    assert f"for rank {rank}, which needs {-(-needs[rank] // MIB)} MiB, {left // MIB} MiB are left" in refused.reason
+    shown = ", ".join(f"rank {each} needs {-(-need // MIB)} MiB" for each, need in enumerate(needs))
+    assert f"For rank {rank} {left // MIB} MiB are left: {shown}" in refused.reason
 
 
 @pytest.mark.parametrize("mib", [480, 560])

@@ -167,6 +167,6 @@ def test_ranks_that_do_not_fit_are_refused_with_the_sum_and_the_way_out() -> Non
     with pytest.raises(BudgetError) as caught:
         of_words("--devices cpu:8 --weight-vector 1,1,1,1,1,1,1,1 --max-running 1", cores=8, mib=3300)
     message = caught.value.message
-    assert "Of it the ranks need rank 0 " in message and "MiB are left" in message
+    assert "MiB are left: rank 0 needs " in message and "rank 7 needs " in message
     assert "weights, rank 7" in message, "the whole sum"
     assert "--devices cpu" in (caught.value.fix or "") and "without --weight-vector" in (caught.value.fix or "")
