@@ -110,7 +110,7 @@ def _stack(job: Job, option: Option, part: range, *, first: bool, last: bool) ->
 
 
 def whole_share(job: Job, option: Option) -> Share:
-    """What ranks of one memory hold together: the model once, and in the tensor layout a page of padding for each."""
+    """What ranks of one memory hold together: the model once, and in the tensor layout a page of padding."""
     every = _stack(job, option, range(len(job.layers)), first=True, last=True)
     padding = (
         (len(option.ranks) if TENSOR in option.layouts else 0)
