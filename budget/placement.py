@@ -112,11 +112,8 @@ def _stack(job: Job, option: Option, part: range, *, first: bool, last: bool) ->
 def whole_share(job: Job, option: Option) -> Share:
     """What ranks of one memory hold together: the model once, and in the tensor layout a page of padding."""
     every = _stack(job, option, range(len(job.layers)), first=True, last=True)
-    padding = (
-        (len(option.ranks) if TENSOR in option.layouts else 0)
-        * PAGE
-        * (every.kv_row + sum(rows.row for rows in every.windows))
-    )
+    page = PAGE if TENSOR in option.layouts else 0
+    padding = page * (every.kv_row + sum(rows.row for rows in every.windows))
     return replace(every, kv_fixed=padding)
 
 

@@ -31,10 +31,11 @@ def stopped(run: Any) -> None:
 @pytest.mark.parametrize(
     ("flags", "layout", "ranges", "weights", "tokens"),
     [
+        (("--layout", "tensor", "--memory", "unified"), "tensor", None, [1, 1], [1, 1]),
         (("--layout", "pipeline", "--pipeline-ratio", "3,1"), "pipeline", [[0, 3], [3, 4]], None, None),
         (("--weight-vector", "3,1", "--token-vector", "1,2"), "tensor", None, [3, 1], [1, 2]),
     ],
-    ids=("pipeline", "tensor"),
+    ids=("unified", "pipeline", "tensor"),
 )
 def test_two_ranks_say_what_one_says_and_what_they_hold(
     box: Any,
@@ -52,13 +53,15 @@ def test_two_ranks_say_what_one_says_and_what_they_hold(
     run = box.up(tiny, "--kv-type", "f32", "--kv-tokens", "1024", *RANKS, *flags)
     assert greedy(run) == text
     status = run.get("/v1/homeserve/status")[1]
-    assert status["layout"] == layout and status["memory_domain"] == "discrete"
+    domain = "unified" if "unified" in flags else "discrete"
+    assert status["layout"] == layout and status["memory_domain"] == domain
     assert status["pipeline"]["ranges"] == ranges and status["vectors"] == {"weight": weights, "token": tokens}
     assert [rank["threads"] for rank in status["ranks"]] == [1, 1]
     budget = run.get("/v1/homeserve/budget")[1]
     assert budget["plan"]["layouts"].keys() == {layout} and budget["plan"]["ranks"] == [0, 0]
     rows = {row["line"]: row for row in budget["measured"]}
-    for name in ("weights, rank 0", "weights, rank 1", "kv, rank 0", "kv, rank 1", "workspace, rank 1", "acts"):
+    apart = ("weights, rank 0", "weights, rank 1", "kv, rank 0", "kv, rank 1")
+    for name in (*(("weights", "kv") if domain == "unified" else apart), "workspace, rank 1", "acts"):
         row = rows[name]
         assert row["measured_mib"] is not None, row
         assert -0.5 <= row["measured_mib"] - row["predicted_mib"] <= 2.5, f"whole huge pages: {row}"

@@ -112,7 +112,7 @@ def test_the_model_is_positional_or_a_flag_but_not_two_things(tmp_path: Path) ->
         (["--devices", "cpu,cpu"], "devices", "this version computes on the CPU of one box alone"),
         (["--devices", "cpu:17"], "devices", "cpu:17 is more ranks than the CPU of one box may have: 16"),
         (["--devices", "cpu:99999999999999999999"], "devices", "is more ranks than"),
-        (["--memory", "unified"], "memory", "this version does not have 'unified'"),
+        (["--memory", "shared"], "memory", "'shared' is not one of them"),
         (["--layout", "rows"], "layout", "'rows' is not one of them"),
         (["--layout", "tensor"], "layout", "needs several ranks, and there is one"),
         (["--weight-vector", "2,1"], "weight_vector", "divides a model over several ranks, and there is one"),
