@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import logging
 import os
@@ -134,9 +135,11 @@ async def _stacks(rank: RankEvidence, *, wake: bool) -> str:
         return "its process has ended\n"
     start = size = os.fstat(rank.stacks_fd).st_size
     try:
-        os.kill(rank.pid, signal.SIGUSR1)
         if wake:
+            _signal_main_thread(rank.pid)
             os.kill(rank.pid, signal.SIGCONT)
+        else:
+            os.kill(rank.pid, signal.SIGUSR1)
     except ProcessLookupError:
         return f"process {rank.pid} is gone\n"
     with contextlib.suppress(TimeoutError):
@@ -150,6 +153,14 @@ async def _stacks(rank: RankEvidence, *, wake: bool) -> str:
     text = os.pread(rank.stacks_fd, _STACKS_BYTES_MAX, start).decode(errors="replace")
     head = f"process {rank.pid} was stopped, and was continued to write this\n" if wake else ""
     return head + (text or f"process {rank.pid} did not answer within {STACKS_TIMEOUT_S} s\n")
+
+
+def _signal_main_thread(pid: int) -> None:
+    """SIGUSR1 for the thread that runs plans. Sent to the process, any thread that wakes up might take it, while the
+    main one goes on."""
+    tgkill = getattr(ctypes.CDLL(None), "tgkill", None)
+    if tgkill is None or tgkill(pid, pid, signal.SIGUSR1) != 0:
+        os.kill(pid, signal.SIGUSR1)
 
 
 def _state(pid: int | None) -> str:
