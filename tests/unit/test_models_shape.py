@@ -92,7 +92,7 @@ def test_whatever_is_in_the_file_is_counted_once(kind: QuantType, fused: bool, t
 
 
 def test_a_tensor_layout_cuts_at_whole_blocks_and_heads() -> None:
-    """Heads of 32 columns: each alone in blocks of 32, eight together in a block of 256. Columns 16 together at least."""
+    """Heads of 32 columns: each alone in blocks of 32, eight together in a block of 256. Columns go 16 together."""
     units = {kind: shape(tensors(kind)).layers[0] for kind in (QuantType.F32, QuantType.Q8_0, QuantType.Q4_K)}
     assert [layer.mixer_units for layer in units.values()] == [8, 8, 1]
     assert [layer.ffn_units for layer in units.values()] == [32, 16, 2]
