@@ -40,12 +40,12 @@ FLAGS = (
     *("-DHS_KEEP_LOOPS", f"-DHS_LEVEL_IS_{LEVEL.upper()}", f"-I{simde.NATIVE}", "-Dhs_run=hs_run_inner"),
 )
 PLAIN = """
-int32_t hs_run(hs_team *team, const hs_program *program, const hs_batch *batch) {
+int32_t hs_run(hs_team *team, const hs_program *program, hs_batch *batch) {
     return hs_run_inner(team, program, batch);
 }
 """
 WRITE_PAST_THE_END = """
-int32_t hs_run(hs_team *team, const hs_program *program, const hs_batch *batch) {
+int32_t hs_run(hs_team *team, const hs_program *program, hs_batch *batch) {
     const int32_t code = hs_run_inner(team, program, batch);
     const hs_step *last = program->steps + program->step_count - 1;
     last->dst[program->max_rows * last->dst_stride] = 1.0f;
@@ -53,7 +53,7 @@ int32_t hs_run(hs_team *team, const hs_program *program, const hs_batch *batch) 
 }
 """
 SUM_THAT_OVERFLOWS = """
-int32_t hs_run(hs_team *team, const hs_program *program, const hs_batch *batch) {
+int32_t hs_run(hs_team *team, const hs_program *program, hs_batch *batch) {
     volatile int32_t largest = INT32_MAX;
     return hs_run_inner(team, program, batch) + (largest + batch->rows < 0);
 }
