@@ -71,7 +71,7 @@ class PlainTemplates:
         return "".join(f"{m['role']}: {m['content']}\n" for m in messages)
 
 
-RANK = RankStatus(0, None, "cpu:0", "cpu", "avx2", 2, 2, 7, [0, 4], 1.5, 2.5, None, {"weights": 3.0}, None)
+RANK = RankStatus(0, None, "cpu:0", "cpu", "avx2", 2, 2, 7, [0, 4], 1.5, 0.5, 2.5, None, {"weights": 3.0}, None)
 
 
 class ScriptFleet:
