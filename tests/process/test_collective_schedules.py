@@ -4,6 +4,7 @@ for what is named."""
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from collections.abc import Callable
@@ -36,6 +37,7 @@ from homeserve.worker.faults import FaultPoint
 from homeserve.worker.loop import Reports, run_plans
 from homeserve.worker.runner import Answer
 
+SCHEDULES = 1_000_000 if os.environ.get("HOMESERVE_TEST_TIER") == "slow" else 10_000
 SLOT_BYTES = 256
 PLANS = 8
 TOGETHER = 500
@@ -179,7 +181,7 @@ def kinds_of(chance: random.Random) -> dict[int, PlanKind]:
     return kinds
 
 
-@pytest.mark.parametrize("first", range(0, 10_000, TOGETHER))
+@pytest.mark.parametrize("first", range(0, SCHEDULES, TOGETHER))
 def test_the_plan_loop_ends_right_under_any_schedule(first: int) -> None:
     for seed in range(first, first + TOGETHER):
         fleet = PaperFleet(seed, 2 + seed % 2, Exchanging)
