@@ -221,7 +221,8 @@ class Shared:
     """What the ranks of one box hold together (unified memory).
 
     `ops` and `weights` are those of one rank that would run the whole model: all ranks make the same arena of them,
-    each fills a part of it, and every rank's own weights are views into it. `kv` tells whether the KV pool is one for
+    each fills a part of it, and every rank's own weights are views into it. `fleet` has the ops and weights of each
+    rank, so that what none of them can view is left out. `kv` tells whether the KV pool is one for
     all ranks, too: then it is the same on each of them. `weights_fd` and `kv_fd` are shared memory, empty at first,
     that lives as long as the fleet does. `rank` of `ranks`.
     """
@@ -233,6 +234,7 @@ class Shared:
     weights_fd: int
     kv_fd: int
     kv: bool
+    fleet: Sequence[tuple[Sequence[Op], Mapping[str, TensorView]]] = ()
 
 
 class LoadProgress(Protocol):

@@ -141,7 +141,7 @@ class CpuProgram:
         however long the load takes, and at the end all is packed."""
         assert plan.collective is not None, "checked at bind"
         part = together.my_part()
-        arithmetic = f"{len(together.whole.own)} tensors of the whole model, packed"
+        arithmetic = f"{len(together.stored)} tensors of the whole model, packed"
         mapping = SharedMapping(together.weights_fd, together.size, "weights", arithmetic)
         self._shared.append(mapping)
         mapping.filled_here = sum(stored.size for stored in part)

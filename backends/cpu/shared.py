@@ -11,7 +11,8 @@ they meet in exchanges; after the last one nobody writes.
 
 A part of a tensor is a view where its runs of rows begin and end with groups of 16 rows (or with the tensor) and its
 columns are one run of whole blocks. What is not (a few numbers for each head, biases of experts by columns, the
-columns of a tiled delta net) is packed by each rank for itself, in its own arena.
+columns of a tiled delta net) is packed by each rank for itself, in its own arena; a tensor that no rank can view is not
+in the common one at all.
 
 The KV pool is one for all where every rank has all attention layers: a slot's row is the slot, whoever owns it. Rows
 that another rank keeps go into the page behind the pool, which nobody reads.
@@ -23,6 +24,7 @@ import ctypes
 import mmap
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -81,11 +83,28 @@ class SharedWeights:
     def __init__(self, library: ctypes.CDLL, shared: Shared) -> None:
         self._library = library
         self._shared = shared
-        self.whole = StoredWeights(library, shared.ops, shared.weights)
-        self._by_tensor: dict[str, list[StoredWeight]] = {}
-        for stored in self.whole.own:
-            if stored.view.part is not None:
-                self._by_tensor.setdefault(stored.view.part.tensor, []).append(stored)
+        self.arena = Arena()
+        self._seen: set[int] = set()
+        self.stored = self._placed(StoredWeights(library, shared.ops, shared.weights).own)
+        self._by_tensor = _by_tensor(self.stored)
+        viewed = self._viewed()
+        if len(viewed) < len(self.stored):
+            self.arena = Arena()
+            self.stored = self._placed([stored for stored in self.stored if stored.offset in viewed])
+            self._by_tensor = _by_tensor(self.stored)
+
+    def _placed(self, wanted: Sequence[StoredWeight]) -> list[StoredWeight]:
+        """The same weights, one behind the other in the arena."""
+        runs = [replace(stored.runs[0], offset=self.arena.reserve(stored.size)) for stored in wanted]
+        return [replace(stored, arena=self.arena, runs=(run,)) for stored, run in zip(wanted, runs, strict=True)]
+
+    def _viewed(self) -> set[int]:
+        """Offsets of the weights that some rank has a view of; all of them where the ranks are not known."""
+        if not self._shared.fleet:
+            return {stored.offset for stored in self.stored}
+        for ops, weights in self._shared.fleet:
+            StoredWeights(self._library, ops, weights, self)
+        return self._seen
 
     @property
     def weights_fd(self) -> int:
@@ -103,17 +122,13 @@ class SharedWeights:
 
     @property
     def size(self) -> int:
-        return self.whole.arena.size
-
-    @property
-    def arena(self) -> Arena:
-        return self.whole.arena
+        return self.arena.size
 
     def my_part(self) -> list[StoredWeight]:
         """What this rank packs: the largest weights first, each to whoever has the least so far."""
         loads = [0] * self._shared.ranks
         mine = []
-        for stored in sorted(self.whole.own, key=lambda each: (-each.size, each.offset)):
+        for stored in sorted(self.stored, key=lambda each: (-each.size, each.offset)):
             rank = loads.index(min(loads))
             loads[rank] += stored.size
             if rank == self._shared.rank:
@@ -140,6 +155,7 @@ class SharedWeights:
             return None
         for whole in self._by_tensor.get(view.part.tensor, []):
             if whole.form == form and (found := self._within(whole, view, view.part, rows)) is not None:
+                self._seen.add(whole.offset)
                 return found
         return None
 
@@ -220,6 +236,14 @@ class SharedWeights:
         """(bytes before the first column in a group of rows, bytes of a whole group)."""
         kind: QuantType = whole.type
         return GROUP_ROWS * kind.row_bytes(cols[0]), GROUP_ROWS * kind.row_bytes(whole.cols)
+
+
+def _by_tensor(stored: Sequence[StoredWeight]) -> dict[str, list[StoredWeight]]:
+    found: dict[str, list[StoredWeight]] = {}
+    for each in stored:
+        if each.view.part is not None:
+            found.setdefault(each.view.part.tensor, []).append(each)
+    return found
 
 
 def _stored(whole: TensorView, view: TensorView) -> int:

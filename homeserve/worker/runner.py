@@ -9,6 +9,7 @@ Raises what ended a plan; the plan loop turns it into the plan's one answer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -122,9 +123,13 @@ class Runner:
             declared = family(checkpoint.arch)
             with told_of(spec.path):
                 config = declared.config_from(checkpoint.metadata)
-                share = _share(spec, self._boot.rank)
+                shares = [_share(spec, rank) for rank in range(self._boot.ranks)]
+                share = shares[self._boot.rank]
                 bound = bind(declared, config, checkpoint.tensors, share)
-                whole = bind(declared, config, checkpoint.tensors) if self._boot.weights_fd >= 0 else None
+                whole, fleet = None, [bound]
+                if self._boot.weights_fd >= 0:
+                    whole = bind(declared, config, checkpoint.tensors)
+                    fleet = [bind(declared, config, checkpoint.tensors, each) for each in shares]
             boot = self._boot
             options = OpenOptions(boot.device_index, boot.threads, boot.cores, boot.isa)
             try:
@@ -134,7 +139,8 @@ class Runner:
             _require_invariant(spec, backend)
             limits = Limits(spec.rows, spec.logit_rows, spec.lanes, spec.lane_pages)
             self._collective = self._open_collective(options)
-            shared = None if whole is None else self._shared(whole, divided=share is not None and share.divides)
+            divided = share is not None and share.divides
+            shared = None if whole is None else self._shared(whole, fleet, divided=divided)
             every = _pool(bound, spec)
             places = _places(every, spec, boot.rank, one_pool=shared is not None and shared.kv)
             state_slots = max(spec.lanes, spec.state_slots) if spec.state_slots or bound.state_layers else 0
@@ -170,7 +176,7 @@ class Runner:
             facts.threads,
             facts.batch_invariant,
             tuple(self._program.memory_lines().items()),
-            None if share is not None and share.divides else (bound.layers.start, bound.layers.stop),
+            None if divided else (bound.layers.start, bound.layers.stop),
             tuple((region.line, region.address, region.bytes) for region in self._program.memory_regions()),
         )
 
@@ -186,10 +192,10 @@ class Runner:
         timeout_s, spin_us = boot.exchange_timeout_s, boot.spin_us
         return open_collective(options, boot.acts_fd, shape, boot.rank, timeout_s=timeout_s, spin_us=spin_us)
 
-    def _shared(self, whole: Bound, *, divided: bool) -> Shared:
+    def _shared(self, whole: Bound, fleet: Sequence[Bound], *, divided: bool) -> Shared:
         """What this rank holds together with the others: weights, and KV rows where all have the same layers."""
-        boot = self._boot
-        return Shared(boot.rank, boot.ranks, whole.ops, whole.weights, boot.weights_fd, boot.kv_fd, kv=divided)
+        boot, parts = self._boot, [(each.ops, each.weights) for each in fleet]
+        return Shared(boot.rank, boot.ranks, whole.ops, whole.weights, boot.weights_fd, boot.kv_fd, divided, parts)
 
     def _exchange_tokens(self, collective: Collective, bound: Bound, lanes: Lanes) -> None:
         rank, sampler = self._boot.rank, self._boot.ranks - 1

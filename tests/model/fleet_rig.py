@@ -117,7 +117,8 @@ class Fleet:
 
     def _shared(self, rank: int) -> Shared:
         tensor = self.layout == "tensor"
-        return Shared(rank, len(self.bounds), self.whole.ops, self.whole.weights, *self.memory, kv=tensor)
+        fleet = [(bound.ops, bound.weights) for bound in self.bounds]
+        return Shared(rank, len(self.bounds), self.whole.ops, self.whole.weights, *self.memory, tensor, fleet)
 
     @property
     def one_pool(self) -> bool:

@@ -75,6 +75,15 @@ def weights_of(ranks: Fleet) -> int:
     return sum(program.memory_lines()["weights"] for program in ranks.programs)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_what_no_rank_can_view_is_held_by_each_in_parts_alone(form: str, acts: Callable[[int], Group]) -> None:
+    """So the sum is one model, and the filling of groups of 16 rows, which small parts have much of."""
+    with closing(fleet(form, "tensor", (2, 1, 1), acts(3), unified=True)) as together:
+        with closing(cpu_rank()) as alone, closing(bound_alone(alone, together)) as one:
+            whole = one.memory_lines()["weights"]
+        assert whole <= weights_of(together) <= 1.25 * whole
+
+
 @pytest.mark.parametrize("layout", ["tensor", "pipeline"])
 @pytest.mark.parametrize("form", ["llama blocks", "llama experts"])
 def test_where_parts_are_whole_groups_each_weight_is_held_once(
