@@ -578,12 +578,14 @@ def shape(arch: str, stack: rig.Stack) -> tuple[ModelShape, dict[str, TensorView
 def test_every_tensor_is_counted_once_in_its_part(arch: str, name: str) -> None:
     read, tensors = shape(arch, rig.STACKS[name])
     assert read.weights_bytes == sum(each.nbytes for each in tensors.values())
-    elsewhere = ("output_norm.weight", "rope_freqs.weight", *TOKEN_INPUT)
+    *tables, norm = TOKEN_INPUT
+    elsewhere = ("output_norm.weight", "rope_freqs.weight", norm)
     assert read.other_bytes == sum(tensors[of].nbytes for of in elsewhere if of in tensors)
     experts = sum(each.nbytes for of, each in tensors.items() if "_exps." in of)
     layers = (*read.layers, *read.nextn)
     assert sum(layer.expert_bytes for layer in layers) == experts
-    assert sum(layer.params for layer in layers) * 4 == sum(layer.bytes for layer in layers)
+    assert sum(layer.table_bytes for layer in layers) == sum(tensors[of].nbytes for of in tables if of in tensors)
+    assert sum(layer.params for layer in layers) * 4 == sum(layer.bytes - layer.table_bytes for layer in layers)
     assert all(layer.mixer_bytes > 0 and layer.ffn_bytes > 0 for layer in layers)
     assert [layer.used_experts for layer in layers] == [0.5 if experts else 0.0] * len(layers)
 
