@@ -104,8 +104,10 @@ def record(
 
 
 def copy(base: int, states: StatePool, pairs: Sequence[tuple[int, int]]) -> None:
-    """Copy slots (source, target), in this order. Raises ValueError, before anything is copied, for a slot that there
-    is not."""
+    """Copy slots (source, target), in this order; without recurrent layers, which some ranks do not have, there are
+    none. Raises ValueError, before anything is copied, for a slot that there is not."""
+    if not states.layers:
+        return
     for slot in (slot for pair in pairs for slot in pair):
         if not 0 <= slot < states.slots:
             raise ValueError(f"state slot {slot} of {states.slots}")

@@ -155,6 +155,14 @@ def test_a_slot_that_does_not_exist_is_refused_before_anything_is_copied(level: 
     program.close()
 
 
+def test_a_rank_without_recurrent_layers_has_nothing_to_copy(level: str) -> None:
+    """Every rank is told what to save and restore, those of a pipeline that have other layers alone as well."""
+    case = Case(SHAPES[0])
+    program = rig.bind(rig.backend(level, 1), case.ops[:1], case.views, states=StatePool(), lanes=LANES)
+    program.copy_states([(0, 7), (7, 1)])
+    program.close()
+
+
 def test_wrong_slots_lanes_and_gaps_are_refused(level: str) -> None:
     case = Case(SHAPES[0])
     program = case.bind(level)
