@@ -215,6 +215,12 @@ def box(tmp_path: Path) -> Iterator[Box]:
 
 
 @pytest.fixture(scope="session")
+def new_box() -> Callable[[Path], Box]:
+    """`new_box(folder)`, for servers that outlive a test. Its maker closes it."""
+    return Box
+
+
+@pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, smollm2: str) -> Iterator[Run]:
     """One server of the default model for all tests that only ask it things; it must drain and leave nothing."""
     box = Box(tmp_path_factory.mktemp("server"))
