@@ -182,7 +182,8 @@ class LayerShape:
     state_elements   recurrent state of one request (value heads x key dim x value dim), 0 for attention
     conv_elements    its convolution window (channels x kernel width)
     mixer_copies, ffn_copies   of mixer_bytes and ffn_bytes, what every rank of a tensor layout has: norms, routers
-    table_bytes      its own columns of a table of inputs by token, and their projection; whole on every rank
+    table_bytes      its own columns of a table of inputs by token, and their projection
+    table_copies     of these, the projection, which every rank of a tensor layout has
     """
 
     mixer_bytes: int
@@ -199,6 +200,7 @@ class LayerShape:
     mixer_copies: int = 0
     ffn_copies: int = 0
     table_bytes: int = 0
+    table_copies: int = 0
 
     @property
     def bytes(self) -> int:

@@ -193,6 +193,7 @@ def requantised(shape: ModelShape, quant: str) -> ModelShape:
             mixer_copies=round(layer.mixer_copies * factor),
             ffn_copies=round(layer.ffn_copies * factor),
             table_bytes=round(layer.table_bytes * factor),
+            table_copies=round(layer.table_copies * factor),
             ffn_bytes=round(layer.ffn_bytes * factor),
             expert_bytes=round(layer.expert_bytes * factor),
         )

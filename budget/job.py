@@ -224,4 +224,5 @@ def _dense(layer: LayerShape, each: int) -> LayerShape:
         mixer_copies=round(layer.mixer_copies * factor),
         ffn_copies=round(layer.ffn_copies * factor),
         table_bytes=round(layer.table_bytes * factor),
+        table_copies=round(layer.table_copies * factor),
     )

@@ -138,7 +138,7 @@ def tensor_shares(job: Job, shard: Shard, *, on_cpu: bool = False) -> tuple[Shar
 
 def _shards(job: Job, shard: Shard, on_cpu: bool) -> tuple[Share, ...]:
     count = len(shard.weights)
-    weights, copies, reads, states, parts = ([0.0] * count for _ in range(5))
+    weights, copies, reads, states, parts, tables = ([0.0] * count for _ in range(6))
     for layer, drafting, times in job.alike:
         mixer, ffn = _fractions(layer.mixer_units, shard.weights), _fractions(layer.ffn_units, shard.weights)
         heads = layer.kv.heads if layer.kv is not None else 0
@@ -148,7 +148,8 @@ def _shards(job: Job, shard: Shard, on_cpu: bool) -> tuple[Share, ...]:
         cut_ffn, whole = layer.ffn_bytes - layer.ffn_copies + layer.expert_bytes, layer.mixer_copies + layer.ffn_copies
         for rank in range(count):
             own = cut * mixer[rank] + layer.kv_bytes * by_heads[rank] + cut_ffn * ffn[rank] + whole
-            weights[rank] += times * (own + layer.table_bytes)
+            tables[rank] += times * (layer.table_bytes - layer.table_copies)
+            weights[rank] += times * (own + layer.table_copies)
             copies[rank] += times * copied * (1 - mixer[rank])
             states[rank] += times * job.state(layer) * mixer[rank] * job.running
             parts[rank] = max(parts[rank], mixer[rank], ffn[rank])
@@ -157,13 +158,13 @@ def _shards(job: Job, shard: Shard, on_cpu: bool) -> tuple[Share, ...]:
                 reads[rank] += times * (own + copied * (1 - mixer[rank]) - unread)
     head = _fractions(-(-job.shape.vocab // VOCABULARY_UNIT), shard.weights)
     rows = _fractions(0, shard.tokens) if shard.tokens else (1 / count,) * count
-    tables = job.head_bytes + job.drafting_bytes + (job.embedding_bytes if on_cpu and not job.shape.tied else 0)
+    whole_tables = job.head_bytes + job.drafting_bytes + (job.embedding_bytes if on_cpu and not job.shape.tied else 0)
     kv_row, windows = job.rows_of((*job.layers, *job.drafting), on_cpu=on_cpu)
     padding = PAGE * (kv_row + sum(rows.row for rows in windows))
     granule = PAGE * (sum(shard.tokens) or count)
     return tuple(
         Share(
-            weights=weights[rank] + tables * head[rank] + job.shape.other_bytes,
+            weights=weights[rank] + (tables[rank] + whole_tables) * head[rank] + job.shape.other_bytes,
             kv_copies=copies[rank],
             kv_row=kv_row * rows[rank],
             kv_fixed=padding,

@@ -198,7 +198,7 @@ class _Build:
                 case Experts():
                     stage_ops.experts(self.list, stage, layer, names)
                 case TokenInput():
-                    stage_ops.token_input(self.list, stage, names, self.config.vocab)
+                    stage_ops.token_input(self.list, stage, layer, names, self.config.vocab)
         self.layer_ops[layer] = self.list.ops[first:]
 
     def refuse_leftovers(self) -> None:

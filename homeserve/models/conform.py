@@ -205,9 +205,9 @@ def built_facts(ops: Sequence[Op]) -> list[Facts]:
     return [_stage_facts(ops[start:end]) for start, end in zip(starts, ends, strict=True)]
 
 
-def _first_column(part: str) -> int:
-    """Of a part of a table, by its name `TENSOR[,first:end]`."""
-    return int(part.rpartition("[,")[2].partition(":")[0] or -1)
+def _first_of(part: str) -> int:
+    """Of some rows or columns of a tensor, by their name `TENSOR[first:end]` or `TENSOR[,first:end]`."""
+    return int(part.rpartition("[")[2].lstrip(",").partition(":")[0] or -1)
 
 
 def _starts_a_stage(op: Op) -> bool:
@@ -220,15 +220,18 @@ def _starts_a_stage(op: Op) -> bool:
 def _stage_facts(ops: Sequence[Op]) -> Facts:
     facts: Facts = {"stage": "unknown", "post_norm_eps": 0.0, "joined_eps": 0.0, "update": "none"}
     facts["scales_residual"] = False
-    by_token = any(isinstance(op, EmbedRows) for op in ops)
+    by_token = any(isinstance(op, Linear) and op.src.name == "embedded" for op in ops)
     if by_token:
         facts |= {"stage": "token-input", "norm": "none", "eps": 0.0, "biases": _biases(ops)}
     for op in ops:
         match op:
             case Scale():
                 facts["scales_residual"] = True
-            case EmbedRows(table=table):
-                facts |= {"width": table.cols, "first": _first_column(table.name)}
+            case EmbedRows(out=out, table=table):
+                facts |= {"width": out.width, "first": _first_of(table.name)}
+            case Linear(src=src, parts=parts) if src.name == "embedded":
+                # A rank that has no row of the table still says which columns are meant.
+                facts |= {"width": parts[0].out.width, "first": _first_of(parts[0].weight.name)}
             case GatedActivation(kind=kind) if by_token:
                 facts["activation"] = kind
             case Norm(src=src, eps=eps) if src.name in ("update", "held"):

@@ -17,6 +17,7 @@ from backends.base import (
     SelectRows,
     Softcap,
     SumRows,
+    Weight,
     Zero,
 )
 from homeserve.models.config import OUTPUT, OUTPUT_BIAS, OUTPUT_NORM, TOKEN_EMBD, ModelConfig
@@ -25,12 +26,17 @@ from homeserve.models.op_list import OpList, held
 
 def embed(out: OpList, config: ModelConfig, to: Buffer, label: str) -> None:
     table = out.source.take(TOKEN_EMBD, config.vocab, config.hidden)
-    by_rank = out.source.rows_by_rank(TOKEN_EMBD, 0, config.vocab)
+    look_up(out, table, to, config.embedding_scale, TOKEN_EMBD, label)
+
+
+def look_up(out: OpList, table: Weight, to: Buffer, scale: float, name: str, label: str) -> None:
+    """Rows of what this rank has of the table `name`, times `scale`."""
+    by_rank = out.source.rows_by_rank(name, 0, out.source.tensors[name].rows)
     if by_rank is None:
-        out.add(EmbedRows(table, to, config.embedding_scale))
+        out.add(EmbedRows(table, to, scale))
         return
     first = sum(by_rank[: out.source.rank])
-    out.add(EmbedRows(table, to, config.embedding_scale, first) if held(table) else Zero(to))
+    out.add(EmbedRows(table, to, scale, first) if held(table) else Zero(to))
     out.add(SumRows(to, label))
 
 

@@ -38,7 +38,7 @@ def shape_of(
     joining = sum(_bytes(view for role, view in part.items() if role.startswith("nextn.")) for part in parts)
     embedding = _bytes(tensors[of] for of in (TOKEN_EMBD,) if of in tensors)
     head = _bytes(tensors[of] for of in (OUTPUT, OUTPUT_BIAS) if of in tensors)
-    tables = _bytes(tensors[of] for of in TOKEN_INPUT[:2] if of in tensors)
+    tables = tuple(_bytes(tensors[of] for of in (name,) if of in tensors) for name in TOKEN_INPUT[:2])
     layers = tuple(_layer(stages, part, tables) for stages, part in zip(trunk, parts, strict=False))
     counted = sum(_bytes(part.values()) for part in parts) + embedding + head
     counted += sum(layer.table_bytes for layer in layers)
@@ -55,7 +55,7 @@ def shape_of(
         embedding_bytes=embedding,
         head_bytes=head,
         tied=OUTPUT not in tensors,
-        nextn=tuple(_layer(stages, part, 0) for stages, part in zip(blocks, parts[config.layers :], strict=False)),
+        nextn=tuple(_layer(stages, part, (0, 0)) for stages, part in zip(blocks, parts[config.layers :], strict=False)),
         nextn_bytes=joining,
         other_bytes=_bytes(tensors.values()) - counted,
         row_elements=row_elements(config.hidden, zip(trunk, parts, strict=False)),
@@ -76,10 +76,11 @@ def _once(names: Mapping[str, str]) -> dict[str, str]:
     return {role: of for of, role in {of: role for role, of in names.items()}.items()}
 
 
-def _layer(stages: Sequence[Stage], present: Mapping[str, TensorView], tables: int) -> LayerShape:
-    """`tables` are the bytes of the tables of inputs by token, of which each layer that has such has its columns."""
+def _layer(stages: Sequence[Stage], present: Mapping[str, TensorView], tables: Sequence[int]) -> LayerShape:
+    """`tables` are the bytes of the table of inputs by token and of its projection; each layer that has such inputs has
+    its columns of one and its rows of the other."""
     kv, mixer_units, ffn_units, kv_bytes = None, 1, 1, 0
-    state_elements = conv_elements = table_bytes = 0
+    state_elements = conv_elements = table_bytes = table_copies = 0
     used_experts = 0.0
     for stage in stages:
         match stage:
@@ -102,7 +103,8 @@ def _layer(stages: Sequence[Stage], present: Mapping[str, TensorView], tables: i
                 ffn_units = partition.experts(stage.count, stage.width, block, _ALONE).units
                 used_experts = stage.used / stage.count
             case TokenInput():
-                table_bytes = tables * stage.width // stage.columns
+                table_copies = tables[1] * stage.width // stage.columns
+                table_bytes = tables[0] * stage.width // stage.columns + table_copies
     inner = {role: view for role, view in present.items() if not role.startswith("nextn.")}
     routed = _bytes(view for role, view in inner.items() if role.partition(".")[0].endswith("_exps"))
     ffn = _bytes(view for role, view in inner.items() if role.startswith(_FEED_FORWARD)) - routed
@@ -123,6 +125,7 @@ def _layer(stages: Sequence[Stage], present: Mapping[str, TensorView], tables: i
         mixer_copies=sum(copies.values()) - ffn_copies,
         ffn_copies=ffn_copies,
         table_bytes=table_bytes,
+        table_copies=table_copies,
     )
 
 

@@ -23,7 +23,6 @@ from backends.base import (
     AddGated,
     Buffer,
     DeltaNet,
-    EmbedRows,
     ExpertMatrix,
     GatedActivation,
     Linear,
@@ -36,6 +35,7 @@ from backends.base import (
 )
 from backends.base import Experts as ExpertsOp
 from homeserve.models.config import TOKEN_INPUT
+from homeserve.models.end_ops import look_up
 from homeserve.models.op_list import OpList, held
 from homeserve.models.stages import Dense, Experts, GatedDeltaNet, SharedExpert, TokenInput, UpdateKind
 
@@ -250,7 +250,7 @@ def _expert_matrix(
 # ------------------------------------------------------------------------------------------------- inputs by token
 
 
-def token_input(out: OpList, stage: TokenInput, names: Names, vocab: int) -> None:
+def token_input(out: OpList, stage: TokenInput, layer: int, names: Names, vocab: int) -> None:
     table, projection, norm = TOKEN_INPUT
     mixed, told, gate, act = (out.buffer(f"token_{name}", stage.width) for name in ("mixed", "told", "gate", "act"))
     end = stage.first + stage.width
@@ -258,7 +258,7 @@ def token_input(out: OpList, stage: TokenInput, names: Names, vocab: int) -> Non
     out.add(Linear(out.embedded, (LinearPart(own_rows, mixed),)))
     out.add(Norm(mixed, out.source.take(norm, 1, stage.width), stage.projection_eps, mixed))
     own_columns = out.source.take_columns(table, stage.first, end, vocab, stage.columns)
-    out.add(EmbedRows(own_columns, told, math.sqrt(stage.width)))
+    look_up(out, own_columns, told, math.sqrt(stage.width), table, f"told {layer}")
     out.add(AddGated(told, mixed))
     out.settle_here()
     out.add(Linear(out.x, (out.part(names, "inp_gate", stage.width, out.hidden, gate),)))

@@ -7,7 +7,7 @@
     dense        gate, up by columns of the down projection     ffn_down                  norms
     experts      by expert, or by columns where a down          ffn_down_exps             router, norms
                  projection has at least 8 blocks of them
-    by token                                                                              all of it
+    by token     the table by rows of the vocabulary                                      all else
 
 Each stage but the last leaves one partial sum on each rank; a bias behind it is added once, so one rank holds it. Where
 a rank has no unit of a family it holds nothing of the role. In a fused tensor each projection is cut at its place.
@@ -92,15 +92,15 @@ def layer_shards(stages: Sequence[Stage], present: Mapping[str, TensorForm], vec
 
 
 def model_shards(present: Mapping[str, TensorForm], vector: Sequence[int]) -> Mapping[str, Split]:
-    """Of the tensors beside the layers, by their names: head and embedding by rows of the vocabulary, the others on
-    every rank."""
+    """Of the tensors beside the layers, by their names: head and tables by rows of the vocabulary, the others on every
+    rank."""
     vector = checked_vector(vector, FIELD)
     found: dict[str, Split] = {}
     for name, form in present.items():
-        if name in (TOKEN_EMBD, OUTPUT, OUTPUT_BIAS):
+        if name in (TOKEN_EMBD, TOKEN_INPUT[0], OUTPUT, OUTPUT_BIAS):
             rows = partition.vocabulary(form.cols if name == OUTPUT_BIAS else form.rows, vector)
             found[name] = along(form, [(run,) for run in rows.runs], vector=name == OUTPUT_BIAS)
-        elif name in (OUTPUT_NORM, ROPE_FREQS, *TOKEN_INPUT):
+        elif name in (OUTPUT_NORM, ROPE_FREQS, *TOKEN_INPUT[1:]):
             found[name] = copied(form, len(vector))
         else:
             raise UnsupportedModel(f"the tensor layout does not know how to divide {name}", field=name)
