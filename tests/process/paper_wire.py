@@ -179,6 +179,9 @@ class PaperCollective:
     def counts(self) -> Mapping[str, Counts]:
         return self._counts
 
+    def waited_ns(self) -> int:
+        return sum(each.spun_ns + each.slept_ns for each in self._counts.values())
+
     def close(self) -> None:
         """Nothing is held."""
 
