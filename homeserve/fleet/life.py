@@ -275,6 +275,8 @@ class Life:
         if not result.ok and debt is not None and debt.kind is not PlanKind.LOAD:
             self._refused(rank, result, debt.text)
             return
+        if not result.ok and waited_for(result) is None and result.seq in self._asked:
+            self._deliver(result.seq, (result,))  # a load: others that wait for this rank have nothing to add
         for seq, results in completed:
             if self.state is LifeState.UP:
                 self._deliver(seq, results)

@@ -199,6 +199,21 @@ def test_a_load_that_is_refused_raises_the_ranks_own_error(run_once: Run, driver
     run_once(main)
 
 
+def test_what_a_rank_refuses_to_load_for_is_told_at_once(run_once: Run, driver: Any, tmp_path: Path) -> None:
+    """The others may be waiting for it inside the load, and would then say that it did not come."""
+
+    async def main() -> None:
+        async with driver(ranks=2, plan_timeout_s=600.0) as d:
+            await d.fleet.start()
+            os.kill(d.fleet.ranks[0].pid, signal.SIGSTOP)
+            with pytest.raises(ModelNotFound):
+                await d.load(tmp_path / "nothing.gguf")
+            await d.fleet.stop()
+            assert names() == []
+
+    run_once(main)
+
+
 def test_an_unknown_backend_is_a_setting_error(run_once: Run, driver: Any) -> None:
     async def main() -> None:
         async with driver(backend="abacus") as d:
