@@ -30,8 +30,13 @@ class ActsMemory:
         )
         self.weights_fd = self.kv_fd = -1
         self.fd = make_memory(self.shape)
-        if unified:
-            self.weights_fd, self.kv_fd = nameless("homeserve-weights"), nameless("homeserve-kv")
+        try:
+            if unified:
+                self.weights_fd = nameless("homeserve-weights")
+                self.kv_fd = nameless("homeserve-kv")
+        except OSError:
+            self.close()
+            raise
 
     @property
     def fds(self) -> tuple[int, ...]:

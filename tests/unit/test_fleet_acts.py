@@ -1,0 +1,42 @@
+"""The memory for what ranks exchange, as the engine makes it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from backends.acts import nameless
+from homeserve.fleet import acts
+from homeserve.fleet.acts import ActsMemory
+from homeserve.fleet.spec import ActSizes
+
+SIZES = ActSizes(piece_floats=16, message_floats=16, token_floats=4, depth=2)
+
+
+def open_descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("unified", [False, True])
+def test_each_descriptor_is_closed_once(unified: bool) -> None:
+    before = open_descriptors()
+    memory = ActsMemory(2, SIZES, unified=unified)
+    assert len(open_descriptors() - before) == len(memory.fds) == (3 if unified else 1)
+    memory.close()
+    memory.close()
+    assert open_descriptors() == before
+
+
+@pytest.mark.parametrize("failing", ["homeserve-weights", "homeserve-kv"])
+def test_where_the_system_has_no_more_nothing_is_left_open(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(label: str) -> int:
+        if label == failing:
+            raise OSError(24, "too many open files")
+        return nameless(label)
+
+    monkeypatch.setattr(acts, "nameless", make)
+    before = open_descriptors()
+    with pytest.raises(OSError, match="too many"):
+        ActsMemory(2, SIZES, unified=True)
+    assert open_descriptors() == before
