@@ -253,6 +253,7 @@ class CpuProgram:
             states.ctypes.data,
             batch.epoch,
             batch.seq,
+            failed_step=-1,
         )
         if self._collective is not None:
             self._collective.check_usable()

@@ -12,7 +12,7 @@ from ranks import over_memory
 from split_attention import Case, bind_rank, bind_whole, random_case, rank_batch, whole_batch
 
 from backends.acts import PeerLate
-from backends.base import Backend, OpenOptions, Stamp
+from backends.base import Backend, Batch, Buffer, Limits, OpenOptions, ReceiveRows, Softcap, Stamp
 from backends.cpu.backend import CpuBackend
 from backends.quant import QuantType
 from backends.reference.backend import ReferenceBackend
@@ -104,3 +104,16 @@ def test_a_rank_that_leaves_an_exchange_out_is_waited_for_within_the_bound(level
         with pytest.raises(PeerLate, match="rank 1 did not come") as caught:
             group.together(lambda rank: rank or group.acts[0].sum(Stamp(0, 1, 1, "x"), np.zeros((1, 1), np.float32)))
         assert caught.value.__notes__ == ["on rank 0 of 2"]
+
+
+def test_a_batch_that_points_outside_is_no_fault_of_the_exchange_that_comes_first(level: str) -> None:
+    x = Buffer("x", 16)
+    with over_memory(rig.backend(level).library, 2) as group:
+        ops = (ReceiveRows((x,), 0, "stream 0"), Softcap(x, 1.0))
+        device, limits = own_backend(level, 1), Limits(4, 4, 1, 1)
+        program = device.bind(ops, {}, rig.NO_KV, limits, lambda *_: None, collective=group.acts[1])
+        row, tables = np.zeros(1, np.int32), np.zeros((1, 1, 1), np.int32)
+        batch = Batch(row, row - 1, row[None], row, tables, np.zeros(0, np.int32))
+        with pytest.raises(ValueError, match="^a batch that points outside"):
+            program.run(batch)
+        program.close()
