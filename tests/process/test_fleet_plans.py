@@ -203,7 +203,7 @@ def test_what_a_rank_refuses_to_load_for_is_told_at_once(run_once: Run, driver: 
     """The others may be waiting for it inside the load, and would then say that it did not come."""
 
     async def main() -> None:
-        async with driver(ranks=2, plan_timeout_s=600.0) as d:
+        async with driver(ranks=2, plan_timeout_s=20.0) as d:
             await d.fleet.start()
             os.kill(d.fleet.ranks[0].pid, signal.SIGSTOP)
             with pytest.raises(ModelNotFound):
