@@ -328,7 +328,7 @@ class Life:
         if self.state is LifeState.UP:
             self.state = LifeState.STUCK
             self._stop_timer()
-            self._keep(self._find_out())
+            self._keep(self._find_out()).add_done_callback(self._found_out)
         return self.state is LifeState.STUCK
 
     async def _find_out(self) -> None:
@@ -337,6 +337,18 @@ class Life:
             self.state = LifeState.LOST
             self._unwatch()
         self._tell(loss)
+
+    def _found_out(self, looking: asyncio.Task[None]) -> None:
+        """A bug in there is told as well: without a loss nobody would start the fleet again."""
+        error = None if looking.cancelled() else looking.exception()
+        if error is None:
+            return
+        log.error("a loss could not be looked into", exc_info=error)
+        if self._listening:
+            self.state = LifeState.LOST
+            self._unwatch()
+        named = self._inquest.verdict
+        self._tell(named.result() if named.done() else Loss(-1, f"is stuck, and nobody knows why: {error}"))
 
     def _positions(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """The last plans, and where every ring stands."""

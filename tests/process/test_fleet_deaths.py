@@ -137,7 +137,7 @@ def test_a_stopped_worker_is_captured_before_it_is_called_lost(
     async def main() -> None:
         tokens = await plain(driver, expected)
         fault = "rank=1,step=decode,nth=2,action=stop"
-        async with driver(ranks=2, fault=fault, plan_timeout_s=0.5, capture_dir=str(tmp_path)) as d:
+        async with driver(ranks=2, fault=fault, plan_timeout_s=3.0, capture_dir=str(tmp_path)) as d:
             await d.up()
             await d.generate(LENGTH)
             ((rank, why, oom),) = d.lost
@@ -403,3 +403,31 @@ def _alive(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+@pytest.mark.parametrize(
+    ("number", "timeout_s", "rank", "why"),
+    [(signal.SIGKILL, 60.0, 0, "was killed by SIGKILL"), (signal.SIGSTOP, 3.0, -1, "nobody knows why: no evidence")],
+)
+def test_a_loss_is_told_also_where_looking_for_evidence_fails(
+    run_once: Run, driver: Any, monkeypatch: pytest.MonkeyPatch, number: int, timeout_s: float, rank: int, why: str
+) -> None:
+    async def look(*_: object) -> None:
+        raise RuntimeError("no evidence")
+
+    monkeypatch.setattr("homeserve.fleet.capture.Captures.look", look)
+
+    async def main() -> None:
+        async with driver(plan_timeout_s=timeout_s) as d:
+            await d.up()
+            d.prefill()
+            await d.until(lambda: len(d.results) == 1)
+            os.kill(d.fleet.ranks[0].pid, number)
+            d.decode(0)
+            await d.until(lambda: d.lost)
+            (loss,) = d.losses
+            assert loss.rank == rank and why in loss.why
+            await d.restart()
+            assert len(await d.generate(2)) == 2
+
+    run_once(main)
