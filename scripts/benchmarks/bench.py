@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 import urllib.error
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,7 @@ from typing import Any
 import document
 import limits
 import psutil
+import rank_tests
 import search
 from measures import MEASURES, RESULTS, Measure, Prompts
 from report import MACHINE, OURS, Sample, SampleFile, report, table
@@ -45,7 +47,7 @@ LARGE_BYTES = 350_000_000
 
 def main() -> int:
     options = arguments()
-    if options.doc and not options.peer:
+    if options.doc and not options.peer and not rank_tests.no_peer_needed(options.tests):
         document.write(ROOT / "docs")
         return 0
     if not options.no_realtime and realtime(2):
@@ -54,8 +56,15 @@ def main() -> int:
     started = time.monotonic()
     kept = SampleFile.read(Path(options.resume)) if options.resume and Path(options.resume).exists() else []
     run = Run(options, wanted(options), [sample for sample in kept if sample.commit == commit()])
-    for name, path in models(options):
-        run.model(name, path)
+    tests = rank_tests.wanted(options.tests, full=options.full)
+    if run.measures:
+        for name, path in models(options):
+            run.model(name, path)
+    if rank_tests.SUM in tests:
+        run.sums()
+    if rank_tests.TENSOR in tests:
+        for name, path in models(options, rank_tests.MODELS):
+            run.tensor(name, path)
     document_ = report(run.samples)
     for model in document_["models"]:
         print(f"\n{model['model']}\n\n{table(model)}")
@@ -79,6 +88,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, help="runs of each measure")
     parser.add_argument("--answer", type=int, help="tokens of each answer (128; 64 for large files)")
     parser.add_argument("--ours", nargs="+", default=(), help="a homeserve command other than this checkout's")
+    parser.add_argument("--torch", default=sys.executable, metavar="PYTHON", help="one that has torch, for gloo")
     parser.add_argument("--no-realtime", action="store_true", help="leave the scheduler alone: to try, not to measure")
     parser.add_argument("--isa", default="", help="ISA level of homeserve, where not the best")
     parser.add_argument("--threads", type=int, default=psutil.cpu_count(logical=False) or 1)
@@ -91,16 +101,17 @@ def arguments() -> argparse.Namespace:
         "--doc", action="store_true", help="write the pages in docs/ from docs/benchmarks.csv; without --peer only that"
     )
     options = parser.parse_args()
-    options.repeat = options.repeat or (7 if options.full else 3)
-    if not options.peer and not options.doc:
+    options.repeat = options.repeat or (7 if options.full or rank_tests.no_peer_needed(options.tests) else 3)
+    if not options.peer and not options.doc and not rank_tests.no_peer_needed(options.tests):
         parser.error("--peer is needed; docs/benchmarks.md says how to get a llama-server")
     if options.peer and not os.access(options.peer, os.X_OK):
         parser.error(f"{options.peer} is no program; docs/benchmarks.md says how to get a llama-server")
     return options
 
 
-def models(options: argparse.Namespace) -> list[tuple[str, Path]]:
-    """Names and files of the models that are measured. Raises RuntimeError for a name that fits none."""
+def models(options: argparse.Namespace, usual: Sequence[str] = ()) -> list[tuple[str, Path]]:
+    """Names and files of the models that are measured: those that are asked for, else the `usual` ones, else those of
+    the run's size. Raises RuntimeError for a name that fits none."""
     if options.model:
         return [(Path(options.model).stem, Path(options.model))]
     if options.models:
@@ -109,6 +120,8 @@ def models(options: argparse.Namespace) -> list[tuple[str, Path]]:
         if unknown:
             raise RuntimeError(f"no such model: {', '.join(unknown)}; there is {', '.join(s.name for s in SUBJECTS)}")
         chosen = [subject for subject in SUBJECTS if any(word in subject.name for word in words)]
+    elif usual:
+        chosen = [subject for subject in SUBJECTS if subject.name in usual]
     else:
         chosen = [subject for subject in SUBJECTS if options.full or subject.size == 0]
     return [(subject.name, subject.file()) for subject in chosen]
@@ -119,23 +132,34 @@ def wanted(options: argparse.Namespace) -> list[Measure]:
     if not options.tests:
         return [measure for measure in MEASURES if measure.size <= (1 if options.full else 0)]
     names = set(options.tests.split(","))
+    # Those of several ranks are no measures of a running server; `rank_wanted` takes them.
     if unknown := names - RESULTS.keys():
         raise RuntimeError(f"no such test: {', '.join(sorted(unknown))}; there is {', '.join(RESULTS)}")
     return [measure for measure in MEASURES if names & set(measure.gives)]
 
 
 @dataclass
-class Subject:
-    """One model while it is measured: its two sides, and what stands in every sample of it."""
+class RankSubject:
+    """What is measured of several ranks, and what stands in every sample of it. `versions`: of each engine, with its
+    ISA level."""
 
     name: str
+    facts: dict[str, Any]
+    versions: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+
+@dataclass
+class Subject:
+    """One model while it is measured: what stands in every sample of it, and its two sides."""
+
+    name: str
+    facts: dict[str, Any]
+    versions: dict[str, tuple[str, str]]
     path: Path
     ours: Server
     peers: dict[search.Settings, Server]
     found: search.Found
     work: Work
-    facts: dict[str, Any]
-    versions: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def theirs(self, result: str) -> Server:
         """The peer with the settings that are its best for `result`."""
@@ -178,6 +202,56 @@ class Run:
                 for server in servers:
                     server.stop()
 
+    def sums(self) -> None:
+        """Sums between two processes, beside gloo where there is a torch."""
+        name = rank_tests.SUMS_MODEL
+        if any((sample.model, sample.run) == (name, self.options.repeat - 1) for sample in self.samples):
+            return
+        facts = self.facts(name, "")
+        torch = rank_tests.torch_version(self.options.torch)
+        if torch is None:
+            print("gloo is not compared: no torch; --torch names a Python that has it", file=sys.stderr)
+        subject = RankSubject(name, facts, {rank_tests.GLOO: (f"torch {torch}", "")})
+        rank_tests.measure_sums(
+            self.options.repeat, self.options.torch, self.keeper(subject), with_gloo=torch is not None
+        )
+
+    def tensor(self, name: str, path: Path) -> None:
+        """Two ranks in the tensor layout beside one rank with as many threads."""
+        model = rank_tests.of_model(name)
+        if any((sample.model, sample.run) == (model, self.options.repeat - 1) for sample in self.samples):
+            return
+        options = self.options
+        answer = options.answer or (64 if path.stat().st_size > LARGE_BYTES else 128)
+        prompts = Prompts(random.Random(options.seed), options.vocab, answer)
+        subject = RankSubject(model, self.facts(model, name.rpartition(".")[2]))
+        with tempfile.TemporaryDirectory(prefix="homeserve-bench-") as scratch:
+            servers = rank_tests.two_sides(path, options.threads, Path(scratch), options.ours, options.isa)
+            try:
+                for server in servers:
+                    server.realtime = not options.no_realtime
+                    server.start()
+                    status = server.get("/v1/homeserve/status")
+                    subject.facts["quant"] = status["model"]["quant"]
+                    subject.versions[server.engine] = (status["version"], status["ranks"][0]["isa"])
+                rank_tests.measure_tensor(
+                    *servers, options.repeat, prompts, self.keeper(subject), lambda run: self.limits(subject, run)
+                )
+            finally:
+                for server in servers:
+                    server.stop()
+
+    def facts(self, name: str, quant: str) -> dict[str, Any]:
+        """What stands in every sample of a model."""
+        facts = {"commit": commit(), "date": today(), "command": self.command, "device": cpu_name(), "model": name}
+        return facts | {"quant": quant, "threads": self.options.threads}
+
+    def keeper(self, subject: RankSubject) -> rank_tests.Keep:
+        def keep(engine: str, test: str, unit: str, run: int, value: float, settings: str = "") -> None:
+            self.add(subject, engine, settings, test, unit, run, value)
+
+        return keep
+
     def prepare(self, name: str, path: Path, scratch: Path, prompts: Prompts) -> Subject:
         """Both sides, not started; the peer's best settings searched with --full."""
         options = self.options
@@ -200,9 +274,8 @@ class Run:
             results = [result for measure in self.measures for result in measure.gives]
             chosen = dict.fromkeys(search.best(found, result) for result in results)
             peers = {settings: start(settings) for settings in chosen}
-        facts = {"commit": commit(), "date": today(), "command": self.command, "device": cpu_name(), "model": name}
-        facts |= {"quant": name.rpartition(".")[2], "threads": options.threads}
-        return Subject(name, path, ours, peers, found, work(file.tensors, file.metadata), facts, versions)
+        facts = self.facts(name, name.rpartition(".")[2])
+        return Subject(name, facts, versions, path, ours, peers, found, work(file.tensors, file.metadata))
 
     def introduce(self, subject: Subject) -> None:
         """What the servers say of themselves; the constants of the file; what the search found, into the CSV."""
@@ -247,13 +320,21 @@ class Run:
         for result in results:
             self.add(subject, server.engine, server.settings, result, RESULTS[result].unit, run, values[result])
 
-    def limits(self, subject: Subject, run: int) -> None:
+    def limits(self, subject: Subject | RankSubject, run: int) -> None:
         found = limits.measure(self.options.threads, folder())
         for test, unit in (("read_gb_s", "GB/s"), ("int16_gop_s", "GOP/s"), ("int8_gop_s", "GOP/s")):
             self.add(subject, MACHINE, "", test, unit, run, getattr(found, test), found.instructions)
 
     def add(
-        self, subject: Subject, engine: str, settings: str, test: str, unit: str, run: int, value: float, isa: str = ""
+        self,
+        subject: Subject | RankSubject,
+        engine: str,
+        settings: str,
+        test: str,
+        unit: str,
+        run: int,
+        value: float,
+        isa: str = "",
     ) -> None:
         version, known = subject.versions.get(engine, ("", isa))
         sample = Sample(
@@ -274,7 +355,9 @@ class Run:
 
 def command(options: argparse.Namespace) -> str:
     """How the run is repeated, without paths."""
-    words = ["scripts/bench", "--peer", Path(options.peer).name, "--full" if options.full else "--quick"]
+    words = ["scripts/bench"]
+    if options.peer:
+        words += ["--peer", Path(options.peer).name, "--full" if options.full else "--quick"]
     words += ["--model", Path(options.model).name] if options.model else []
     for name in ("models", "tests", "isa"):
         words += [f"--{name}", value] if (value := getattr(options, name)) else []

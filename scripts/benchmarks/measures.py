@@ -76,7 +76,12 @@ def _deep(server: Server, prompts: Prompts) -> Mapping[str, float]:
 
 
 def _decode(server: Server, prompts: Prompts) -> Mapping[str, float]:
-    return {"tg@0": _decoded(server, prompts, SHORT_PROMPT)[1]}
+    return {"tg@0": decode(server, prompts)}
+
+
+def decode(server: Server, prompts: Prompts) -> float:
+    """Tokens per second of one answer behind a short prompt."""
+    return _decoded(server, prompts, SHORT_PROMPT)[1]
 
 
 def _decoded(server: Server, prompts: Prompts, length: int) -> tuple[Timing, float]:
@@ -133,5 +138,7 @@ RESULTS = {
     "start": Result("start to ready", "s", False, "start_token"),
     "start_token": Result("start to first token", "s", False, "start_token"),
     "rss": Result("resident memory after the other rows", "MiB", False, "rss"),
+    "sum8k": Result("sum of 8 KiB between 2 ranks", "us", False, "sum8k"),
+    "tp2_vs_1x2": Result("decode, 2 ranks against 1 with 2 threads", "tok/s", True, "tp2_vs_1x2"),
 }
-"""In the order of the tables."""
+"""In the order of the tables. The last two are of several ranks (rank_tests.py), the others of MEASURES."""

@@ -34,6 +34,7 @@ from backends.cpu import levels  # noqa: E402
 from backends.cpu.collective import CpuCollective  # noqa: E402
 
 WARM, CALLS = 300, 2000
+OURS = "ours"
 BOUND_S = 20.0
 
 Sum = Callable[[npt.NDArray[np.float32]], None]
@@ -59,7 +60,7 @@ def serve(kind: str, rank: int, ranks: int, floats: int, where: str) -> None:
     """One rank: prints the median of its calls in us."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    call = ours(rank, ranks, floats, int(where)) if kind == "ours" else gloo(rank, ranks, where)
+    call = ours(rank, ranks, floats, int(where)) if kind == OURS else gloo(rank, ranks, where)
     buffer = np.zeros(floats, np.float32)
     times = []
     for number in range(WARM + CALLS):
@@ -70,12 +71,22 @@ def serve(kind: str, rank: int, ranks: int, floats: int, where: str) -> None:
     print(json.dumps(statistics.median(times)), flush=True)
 
 
-def measured(kind: str, ranks: int, floats: int) -> float:
-    """Median us of a call on rank 0, in one run."""
+def measured(kind: str, ranks: int, floats: int, python: str | None = None) -> float:
+    """Median us of a call on rank 0, in one run. `python` runs the ranks where it is not this one."""
     with tempfile.TemporaryDirectory() as folder:
         fd = make_memory(ActShape(ranks, floats, 16, 1))
-        where = str(fd) if kind == "ours" else str(Path(folder) / "store")
-        command = [sys.executable, __file__, "--rank", kind, where, "--ranks", str(ranks), "--bytes", str(floats * 4)]
+        where = str(fd) if kind == OURS else str(Path(folder) / "store")
+        command = [
+            python or sys.executable,
+            __file__,
+            "--rank",
+            kind,
+            where,
+            "--ranks",
+            str(ranks),
+            "--bytes",
+            str(floats * 4),
+        ]
         ran = [
             subprocess.Popen([*command, "--number", str(rank)], stdout=subprocess.PIPE, text=True, pass_fds=(fd,))
             for rank in range(ranks)
@@ -87,6 +98,8 @@ def measured(kind: str, ranks: int, floats: int) -> float:
             for each in ran:
                 each.kill()
                 each.wait()
+    if any(each.returncode for each in ran):
+        raise RuntimeError(f"sums by {kind} did not work: {[each.returncode for each in ran]}")
     return float(json.loads(said[0]))
 
 
@@ -103,7 +116,7 @@ def main() -> int:
     if asked.rank:
         serve(asked.rank[0], asked.number, asked.ranks, floats, asked.rank[1])
         return 0
-    kinds = ("ours", "gloo") if find_spec("torch") else ("ours",)
+    kinds = (OURS, "gloo") if find_spec("torch") else (OURS,)
     runs: dict[str, list[float]] = {kind: [] for kind in kinds}
     for _ in range(asked.pairs):
         for kind in kinds:
@@ -115,7 +128,7 @@ def main() -> int:
         )
     if "gloo" not in runs:
         print("gloo  not compared: torch is not installed")
-    return int(statistics.median(runs["ours"]) > asked.limit_us)
+    return int(statistics.median(runs[OURS]) > asked.limit_us)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ ROW = {"engine", "version", "isa", "settings", "model", "quant", "test", "unit",
 RATIO = {"test", "model", "quant", "pairs", "median", "low", "high", "goal", "met"}
 
 
-def bench(folder: Path, *arguments: str, code: int = 0) -> str:
+def bench(folder: Path, *arguments: str, code: int = 0, has_peer: bool = True) -> str:
     """What it printed."""
     peer = folder / "homeserve"
     peer.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m homeserve "$@"\n')
@@ -31,7 +32,8 @@ def bench(folder: Path, *arguments: str, code: int = 0) -> str:
     # A script finds the modules beside it, as from a shell; the tiers keep a started program's folder off its path.
     given = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     environment = given | {"XDG_CACHE_HOME": str(folder / "cache")}
-    command = [sys.executable, str(BENCH), "--peer", str(peer), "--no-realtime", *arguments]
+    with_peer = ("--peer", str(peer)) if has_peer else ()
+    command = [sys.executable, str(BENCH), *with_peer, "--no-realtime", *arguments]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == code, done.stderr[-4000:]
     return done.stdout + done.stderr
@@ -58,12 +60,36 @@ def check(found: dict[str, Any]) -> None:
     assert set(found) == {"schema", "commit", "date", "command", "device", "models"} and found["schema"] == 2
     assert set(found["device"]) == {"cpu", "threads", *LIMITS}
     (model,) = found["models"]
-    assert set(model) == {"model", "quant", "peer", "limits", "rows", "ratios", "searched"}
+    assert set(model) == {"model", "quant", "peer", "limits", "rows", "ratios", "searched", "noise"}
     assert [ratio["test"] for ratio in model["ratios"]] == ["pp512", "tg@0", "conc8", "ttft512"]
     assert all(set(ratio) == RATIO and ratio["median"] > 0 for ratio in model["ratios"])
     assert all(ROW <= set(row) and row["runs"] == 1 for row in model["rows"])
     decode = next(row for row in model["rows"] if (row["engine"], row["test"]) == ("homeserve", "tg@0"))
     assert decode["of_limit"]["read_gb_s"] > 0 and decode["isa"]
+
+
+@pytest.mark.timeout(400)
+def test_ranks_are_measured_without_a_peer(smollm2: str, tmp_path: Path) -> None:
+    """Columns and JSON of `sum8k` and `tp2_vs_1x2`; beside gloo where this environment has a torch."""
+    wanted = ("--model", smollm2, "--tests", "sum8k,tp2_vs_1x2", "--repeat", "1", "--answer", "4")
+    printed = bench(tmp_path, *wanted, "--csv", "runs.csv", "--json", "found.json", has_peer=False)
+    assert "| sum of 8 KiB between 2 ranks | us |" in printed and "| decode, 2 ranks against 1" in printed
+    lines = (tmp_path / "runs.csv").read_text().splitlines()
+    assert lines[0] == COLUMNS
+    rows = list(csv.DictReader(lines))
+    assert all(row["commit"] and row["device"] and row["command"] for row in rows)
+    gloo = {"gloo"} if find_spec("torch") else set()
+    assert {row["engine"] for row in rows if row["test"] == "sum8k"} == {"homeserve", *gloo}
+    sides = {row["engine"]: row for row in rows if row["test"] == "tp2_vs_1x2"}
+    assert sides["homeserve"]["settings"] == "--devices cpu:2 --layout tensor --threads 1"
+    assert sides["homeserve-1x2"]["settings"] == "--threads 2" and sides["homeserve"]["isa"]
+    assert all(float(row["value"]) > 0 for row in rows if row["test"] != "load")
+    sums, pair = json.loads((tmp_path / "found.json").read_text())["models"]
+    assert [row["test"] for row in sums["rows"] if row["engine"] == "homeserve"] == ["sum8k"]
+    assert sums["rows"][0]["most"] == 15 and bool(sums["ratios"]) is bool(gloo)
+    (ratio,) = pair["ratios"]
+    assert set(ratio) == RATIO and (ratio["test"], ratio["goal"]) == ("tp2_vs_1x2", 0.9)
+    assert pair["noise"]["tp2_vs_1x2"]["pairs"] == 1
 
 
 @pytest.mark.parametrize(
