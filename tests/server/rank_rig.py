@@ -114,8 +114,8 @@ class Served:
         status: dict[str, Any] = self.run.get("/v1/homeserve/status")[1]["engine"]
         return status
 
-    def check_idle(self, wait_until: Callable[..., Any]) -> None:
-        """Nothing runs, every page and state is free or cached, and no rank was lost."""
+    def check_idle(self, wait_until: Callable[..., Any], restarts: int = 0) -> None:
+        """Nothing runs, every page and state is free or cached, and so many times all ranks were started again."""
         wait_until("an idle census", lambda: self.run.get("/v1/homeserve/census")[1]["idle"])
         census = self.run.get("/v1/homeserve/census")[1]
         assert census["ok"], census
@@ -123,7 +123,7 @@ class Served:
             assert pool["free"] + pool["cached"] == pool["capacity"] and pool["leaks"] == [], pool
         status = self.run.get("/v1/homeserve/status")[1]
         assert status["requests"]["running"] == status["requests"]["waiting"] == 0
-        assert [rank["restarts"] for rank in status["ranks"]] == [0] * len(status["ranks"]), status["events"]
+        assert [rank["restarts"] for rank in status["ranks"]] == [restarts] * len(status["ranks"]), status["events"]
 
 
 def greedy(prompt: str | list[int], **more: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import os
 import random
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -137,6 +138,32 @@ def test_ranks_of_every_kind_say_what_one_says(
     for mine, right in asyncio.run(load(ranks, one)):
         same(mine, right)
     ranks.check_idle(wait_until)
+
+
+LOST = CHOSEN if SLOW else [CHOSEN[2], ("gemma3 one kv head", THREE[1])]
+
+
+@pytest.mark.parametrize(("form", "shape"), LOST, ids=lambda value: str(value).replace(" ", "_"))
+def test_a_lost_rank_costs_states_and_windows_of_streams_nothing(
+    ranks: Served, known: Callable[[str], tuple[str, Known]], wait_until: Callable[..., Any], form: str, shape: Shape
+) -> None:
+    """One rank is killed when all streams are in the middle of their answers."""
+    one = known(form)[1]
+
+    async def main() -> list[Said]:
+        crowd = asyncio.create_task(ranks.crowd(*(asked_of(length) for length in LENGTHS)))
+        while ranks.engine()["plans_acked"] < LENGTHS[-1] and not crowd.done():
+            await asyncio.sleep(0.01)
+        pids = [rank["pid"] for rank in ranks.run.get("/v1/homeserve/status")[1]["ranks"]]
+        os.kill(random.Random(f"{SEED} {form}").choice(pids), signal.SIGKILL)
+        return await crowd
+
+    for mine, right in zip(asyncio.run(main()), one.crowd, strict=True):
+        if shape.exact:
+            assert mine == right
+        else:
+            mine.agrees(right, ERROR_MAX)
+    ranks.check_idle(wait_until, restarts=1)
 
 
 async def load(ranks: Served, one: Known) -> list[tuple[Said, Said]]:
