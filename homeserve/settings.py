@@ -301,7 +301,12 @@ class Settings:
     max_waiting: int = _option(256, "int", "requests that may wait; more get a 429", _LOAD, low=0, high=65536)
     chunk: int = _option(256, "int", "prompt tokens computed in one plan", _LOAD, low=16, high=8192)
     max_prefill_delay: int = _option(
-        0, "int", "plans by which a prompt may delay tokens of running requests", _LOAD, low=0, high=1024
+        0,
+        "int",
+        "plans by which a prompt may delay tokens of running requests (ranks in a row: rounds of as many plans)",
+        _LOAD,
+        low=0,
+        high=1024,
     )
     prefix_cache: bool = _option(True, "switch", "keep prompts' KV rows for later requests: on or off", _LOAD)
     plan_timeout_s: float = _option(
@@ -480,6 +485,14 @@ def check_together(settings: Settings) -> Settings:
     if layout == "tensor" and ranks == 1:
         what = f"{settings.sources.get('layout', '--layout')} tensor: needs several ranks, and there is one"
         raise SettingError(what, field="layout", fix="say --devices cpu:N with N from 2 on, or leave --layout out")
+    if settings.memory == "unified":
+        said = settings.sources.get("memory", "--memory")
+        if ranks == 1:
+            what = f"{said} unified: is memory of several ranks, and there is one"
+            raise SettingError(what, field="memory", fix="say --devices cpu:N with N from 2 on, or leave --memory out")
+        if settings.backend == "reference":
+            what = f"{said} unified: the reference backend keeps weights dense in memory of its own"
+            raise SettingError(what, field="memory", fix="use --memory discrete, or another backend")
     return settings
 
 

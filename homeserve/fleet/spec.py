@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from budget.host import allowed_threads
 from budget.ranks import ActSizes as ActSizes
 from homeserve.wire.records import Result
 
@@ -63,8 +63,9 @@ class FleetSpec:
 
     @property
     def patience(self) -> float:
-        """How much longer than on a core of its own a rank may take: more ranks than cores share them."""
-        return max(1.0, math.ceil(self.ranks / (os.cpu_count() or 1)))
+        """How much longer than on cores of its own a rank may take: more threads than this process may use share
+        them."""
+        return max(1.0, math.ceil(self.ranks * max(1, self.threads) / len(allowed_threads())))
 
 
 @dataclass(frozen=True)

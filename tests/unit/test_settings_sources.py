@@ -116,6 +116,12 @@ def test_the_model_is_positional_or_a_flag_but_not_two_things(tmp_path: Path) ->
         (["--layout", "rows"], "layout", "'rows' is not one of them"),
         (["--layout", "tensor"], "layout", "needs several ranks, and there is one"),
         (["--weight-vector", "2,1"], "weight_vector", "divides a model over several ranks, and there is one"),
+        (["--memory", "unified"], "memory", "--memory unified: is memory of several ranks, and there is one"),
+        (
+            ["--devices", "cpu:2", "--memory", "unified", "--backend", "reference"],
+            "memory",
+            "--memory unified: the reference backend keeps weights dense in memory of its own",
+        ),
         (["--devices", "cpu:3", "--weight-vector", "2,1"], "weight_vector", "2 numbers for 3 ranks"),
         (["--devices", "cpu:3", "--token-vector", "2,0,1"], "token_vector", "0 is outside 1 to 1048576: rank 1 must"),
         (["--devices", "cpu:2", "--token-vector", "2,-1"], "token_vector", "-1 is outside 1 to 1048576: rank 1 must"),
