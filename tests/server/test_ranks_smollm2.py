@@ -45,7 +45,7 @@ if SLOW:
         Shape("pipeline", "unified", "15,15"),
         Shape("tensor", "discrete", "2,1", "1,3"),
         Shape("pipeline", "discrete", "12,10,8"),
-        Shape("tensor", "unified", "28,26,20", "30,17,17"),
+        Shape("tensor", "unified", "28,26,20", "2,1,1"),
     ]
 
 
