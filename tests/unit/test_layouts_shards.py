@@ -237,13 +237,15 @@ def test_experts_of_many_blocks_are_cut_by_columns() -> None:
     assert [len(pieces) for pieces in found.splits["ffn_down_exps.bias"]] == [1, 0]
 
 
-def test_an_input_by_token_is_whole_on_every_rank() -> None:
+def test_an_input_by_token_is_whole_on_every_rank_but_for_its_table() -> None:
     present = {"inp_gate": form(64, HIDDEN), "proj": form(HIDDEN, 64), "token_post_norm": form(1, HIDDEN)}
     found = covered([TokenInput(64, 640, 0, 1e-6, READ)], present, (3, 1))
     assert all(piece.copied for split in found.splits.values() for pieces in split for piece in pieces)
     assert sizes(found.splits["proj"]) == [(HIDDEN, 64)] * 2
-    beside = {"per_layer_token_embd.weight": form(64, 640), "token_embd.weight": form(64, HIDDEN)}
-    assert [split[0][0].copied for split in model_shards(beside, (1, 1)).values()] == [True, False]
+    beside = {"per_layer_token_embd.weight": form(192, 640), "per_layer_model_proj.weight": form(640, HIDDEN)}
+    table, projection = model_shards(beside, (2, 1)).values()
+    assert sizes(table) == [(128, 640), (64, 640)]
+    assert all(piece.copied for pieces in projection for piece in pieces)
 
 
 def test_a_matrix_of_one_row_is_no_vector() -> None:
