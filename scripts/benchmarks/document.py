@@ -62,23 +62,28 @@ def section(document: dict[str, Any]) -> str:
         document["date"],
         f"`{document['command']}`",
         f"{runs} runs, median (p10-p90)",
-        f"homeserve: {ours['isa']}",
     ]
+    if ours["isa"]:
+        words.append(f"homeserve: {ours['isa']}")
     if theirs:
-        chosen = dict.fromkeys(f"`{row['settings']}`" for row in theirs)
-        words.append(
-            f"{model['peer']} {theirs[0]['version']}: {theirs[0]['isa']}; its best settings: {', '.join(chosen)}"
-        )
+        chosen = dict.fromkeys(f"`{row['settings']}`" for row in theirs if row["settings"])
+        peer = f"{model['peer']} {theirs[0]['version']}" + (f": {theirs[0]['isa']}" if theirs[0]["isa"] else "")
+        best = "its best settings" if model["peer"] == "llama-server" else "started with"
+        words.append(f"{peer}; {best}: {', '.join(chosen)}" if chosen else peer)
+    for noise in model["noise"].values():
+        spread = f"{noise['median']:.2f} ({noise['low']:.2f}-{noise['high']:.2f})"
+        words.append(f"{model['peer']} against itself in each pair: {spread}")
     return f"### {model['model']}\n\n{' · '.join(words)}\n\n{table(model)}\n"
 
 
 def _limits(device: dict[str, Any]) -> list[str]:
-    if "read_gb_s" not in device:
-        return []
-    return [
-        f"reads {device['read_gb_s']:.1f} GB/s, {device['int16_gop_s']:.0f} GOP/s of int16, "
-        f"{device['int8_gop_s']:.0f} of int8 in the same run"
-    ]
+    words = [f"load average {device['load']:.0f} at the pairs"] if "load" in device else []
+    if "read_gb_s" in device:
+        words.append(
+            f"reads {device['read_gb_s']:.1f} GB/s, {device['int16_gop_s']:.0f} GOP/s of int16, "
+            f"{device['int8_gop_s']:.0f} of int8 in the same run"
+        )
+    return words
 
 
 def summary(documents: Sequence[dict[str, Any]]) -> str:
