@@ -48,9 +48,8 @@ def test_header_and_table_name_the_same_functions() -> None:
 def test_header_and_table_have_the_same_fields_in_the_same_order() -> None:
     header = re.sub(r"/\*.*?\*/", "", headers(), flags=re.S)
     for struct in (*abi.STRUCTS, *abi.COLLECTIVE_STRUCTS):
-        name = {"ProgramRecord": "hs_program", "BatchRecord": "hs_batch", "KvGroup": "hs_kv_group"}.get(
-            struct.__name__, f"hs_{struct.__name__.lower()}"
-        )
+        words = re.findall("[A-Z][a-z]*", struct.__name__.removesuffix("Record"))
+        name = "_".join(["hs", *(word.lower() for word in words)])
         body = re.search(rf"typedef struct {name} \{{(.*?)\}}", header, flags=re.S)[1]
         fields = [re.search(r"(\w+)(?:\[\d+\])?\s*$", line)[1] for line in body.split(";") if line.strip()]
         assert fields == [field[0] for field in struct._fields_], name
