@@ -485,6 +485,9 @@ def check_together(settings: Settings) -> Settings:
     if layout == "tensor" and ranks == 1:
         what = f"{settings.sources.get('layout', '--layout')} tensor: needs several ranks, and there is one"
         raise SettingError(what, field="layout", fix="say --devices cpu:N with N from 2 on, or leave --layout out")
+    if settings.deterministic and (layout == "tensor" or any(of_layout[name] == "tensor" for name in given)):
+        what = "--deterministic: in the tensor layout last digits depend on which ranks keep a request's pages"
+        raise SettingError(what, field="deterministic", fix="use --layout pipeline, or leave --deterministic out")
     if settings.memory == "unified":
         said = settings.sources.get("memory", "--memory")
         if ranks == 1:

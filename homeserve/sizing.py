@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from budget.advice import Subject, answer
 from budget.facts import KV_BITS, MIB, Box
+from budget.ledger import PIPELINE
 from budget.plan import Plan, Refusal, Unknown, WishError
 from budget.question import flags
 from budget.ranks import act_sizes
@@ -55,7 +56,7 @@ def wish_of(settings: Settings, box: Box) -> Wish:
         devices=("cpu",),
         cpu_ranks=settings.ranks,
         unified=settings.ranks > 1 and settings.memory == UNIFIED,
-        layout=settings.layout,
+        layout=PIPELINE if settings.deterministic and settings.ranks > 1 else settings.layout,
         weight_vector=settings.weight_vector,
         token_vector=settings.token_vector,
         pipeline_ratio=settings.pipeline_ratio,
