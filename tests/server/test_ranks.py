@@ -73,7 +73,7 @@ def test_a_fault_of_one_of_three_ranks_costs_a_pause(start_server: Start, layout
     flags = ("--devices", "cpu:3", "--layout", layout, "--threads", "1", "--context", "512", "--plan-timeout-s", "20")
     fault = f"rank={rank},step=decode,nth={nth},action={action}"
     prompts = ["The moon is", "A short story about bread. Once upon a time"]
-    with start_server(*flags, "--deterministic", HOMESERVE_TESTING="1", HOMESERVE_FAULT=fault) as run:
+    with start_server(*flags, HOMESERVE_TESTING="1", HOMESERVE_FAULT=fault) as run:
         texts: dict[str, str] = {}
 
         def ask(prompt: str) -> None:

@@ -37,7 +37,7 @@ ERROR_MAX = 2e-3
 """Of a log-probability: weights and KV rows are float32, and only the order of sums differs."""
 COARSE = 0.2
 """The same where weights are packed: a value between two steps of 8 bits may fall to the other one."""
-FLAGS = ("--deterministic", "--threads", "1", "--kv-type", "f32", "--context", "128", "--kv-tokens", "192",
+FLAGS = ("--threads", "1", "--kv-type", "f32", "--context", "128", "--kv-tokens", "192",
          "--chunk", "16", "--max-running", "8")  # fmt: skip
 LENGTHS = (1, 9, 40, 56, 64, 72, 70, 75)
 """Of the prompts: one token, of which most ranks keep nothing; several chunks that are in flight together."""

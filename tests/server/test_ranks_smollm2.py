@@ -28,7 +28,7 @@ SLOW = os.environ.get("HOMESERVE_TEST_TIER") == "slow"
 CHUNK = 32
 ERROR_MAX = 0.1
 """Of a log-probability, in the tensor layout (model/test_smollm2_ranks.py measures logits)."""
-FLAGS = ("--deterministic", "--threads", "1", "--context", "512", "--kv-tokens", "512", "--chunk", str(CHUNK))
+FLAGS = ("--threads", "1", "--context", "512", "--kv-tokens", "512", "--chunk", str(CHUNK))
 LONG = " ".join(f"Line {n}: the ferry leaves the harbour at {n % 12 + 1} and comes back at noon." for n in range(8))
 PROMPTS = ("Hi", "The capital of France is", "def fibonacci(n):\n", LONG)
 """One token (most ranks keep none of its rows), a few, and more than four chunks."""
