@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.append(str(ROOT))  # the installed package first; a Python that has only gloo finds the checkout
 
 from backends.acts import ActShape, Stamp, make_memory  # noqa: E402
 from backends.cpu import levels  # noqa: E402
