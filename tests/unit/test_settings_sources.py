@@ -117,7 +117,11 @@ def test_the_model_is_positional_or_a_flag_but_not_two_things(tmp_path: Path) ->
         (["--layout", "tensor"], "layout", "needs several ranks, and there is one"),
         (["--weight-vector", "2,1"], "weight_vector", "divides a model over several ranks, and there is one"),
         (["--devices", "cpu:2", "--layout", "tensor", "--deterministic"], "deterministic", "in the tensor layout last"),
-        (["--devices", "cpu:2", "--weight-vector", "2,1", "--deterministic"], "deterministic", "which ranks keep a request"),
+        (
+            ["--devices", "cpu:2", "--weight-vector", "2,1", "--deterministic"],
+            "deterministic",
+            "which ranks keep a request",
+        ),
         (["--memory", "unified"], "memory", "--memory unified: is memory of several ranks, and there is one"),
         (
             ["--devices", "cpu:2", "--memory", "unified", "--backend", "reference"],
