@@ -144,6 +144,7 @@ def test_a_plan_that_does_not_fit_the_lanes_is_answered_with_the_reason(run_once
             d.prefill()
             wrong = LaneRows(0, 99, 8, b"", sample=True)
             await d.credit()
+            await d.until(lambda: [seq for seq, _ in d.results] == [2])  # a loss ends what is still on its way
             d.fleet.issue(PlanKind.DECODE, epoch=0, rows=(wrong,))
             await d.until(lambda: d.lost)
             assert [s for s, _ in d.results] == [2]
