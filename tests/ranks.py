@@ -17,6 +17,7 @@ import os
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import CDLL
@@ -54,12 +55,12 @@ class Group(Protocol):
         ...
 
 
-class _Group:
+class _Group(ABC):
     def __init__(self, acts: Sequence[Collective]) -> None:
         self.acts = acts
 
-    def together(self, step: Callable[[int], Any]) -> list[Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def together(self, step: Callable[[int], Any]) -> list[Any]: ...
 
     def run(self, programs: Sequence[Program], batches: Batch | Sequence[Batch]) -> list[npt.NDArray[np.float32]]:
         own = [batches] * len(programs) if isinstance(batches, Batch) else batches

@@ -152,13 +152,13 @@ class CpuProgram:
             done += sum(stored.source_bytes for stored in some)
             together.meet(plan.collective)
 
-    def _map_kv(self, plan: Plan, kv_bytes: int, together: SharedWeights | None) -> int:
+    def _map_kv(self, plan: Plan, kv_bytes: int, together: SharedWeights | None, progress: LoadProgress) -> int:
         """Address of the KV pool: this rank's own, or that of all."""
         if together is None or together.kv_fd is None:
             return self._map("kv", kv_bytes, _pool_arithmetic(plan)).address
         mapping = SharedMapping(together.kv_fd, kv_bytes, "kv", _pool_arithmetic(plan))
         self._shared.append(mapping)
-        mapping.commit(*together.my_bytes(kv_bytes))
+        mapping.commit(self._library, self._backend.team, together.my_bytes(kv_bytes), progress)
         return mapping.address
 
     def _place(self, plan: Plan, progress: LoadProgress, together: SharedWeights | None) -> None:
@@ -166,7 +166,7 @@ class CpuProgram:
         kv_bytes = sum(k + v for k, v in kv_sizes)
         own = plan.weights.own
         weights = self._map("weights", plan.weights.arena.size, f"{len(own)} tensors, packed")
-        kv_base = self._map_kv(plan, kv_bytes, together)
+        kv_base = self._map_kv(plan, kv_bytes, together, progress)
         workspace = self._map(
             "workspace", plan.workspace.size, f"{len(plan.buffers)} buffers for {plan.limits.rows} rows, and scratch"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 from ctypes import byref, c_int32
 
 import numpy as np
@@ -42,23 +43,38 @@ class Mapping:
     def commit(self, team: int, progress: LoadProgress) -> None:
         """Have the system hold all of it now, so that memory that lacks is known here and not at some later touch.
         Raises MemoryError."""
-        for done in range(0, self.size, COMMIT_BYTES):
-            size = min(COMMIT_BYTES, self.size - done)
-            error = self._library.hs_commit(team, self.address + done, size)
-            if error:
-                raise self._refused(error)
-            progress(self.purpose, done + size, self.size)
+        error = committed(self._library, team, self.address, self.size, lambda done: self._tell(progress, done))
+        if error:
+            raise self._refused(error)
+
+    def _tell(self, progress: LoadProgress, done: int) -> None:
+        progress(self.purpose, done, self.size)
 
     def _refused(self, error: int) -> MemoryError:
-        return MemoryError(
-            f"{self.purpose} needs {self.size} bytes ({self.size / MIB:.1f} MiB) = {self._arithmetic}, and the system"
-            f" refused: {os.strerror(error)}"
-        )
+        return refused(self.purpose, self.size, self._arithmetic, error)
 
     def close(self) -> None:
         if self.address:
             self._library.hs_unmap(self.address, max(self.size, 1))
             self.address = 0
+
+
+def committed(library: ctypes.CDLL, team: int, address: int, size: int, told: Callable[[int], None]) -> int:
+    """Have the system hold `size` bytes from `address` on; `told` hears how many are. 0, or the system's error."""
+    for done in range(0, size, COMMIT_BYTES):
+        step = min(COMMIT_BYTES, size - done)
+        error: int = library.hs_commit(team, address + done, step)
+        if error:
+            return error
+        told(done + step)
+    return 0
+
+
+def refused(purpose: str, size: int, arithmetic: str, error: int) -> MemoryError:
+    return MemoryError(
+        f"{purpose} needs {size} bytes ({size / MIB:.1f} MiB) = {arithmetic}, and the system refused:"
+        f" {os.strerror(error)}"
+    )
 
 
 class Arena:

@@ -28,8 +28,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from backends.base import Collective, ExpertMatrix, PartOf, Shared, Stamp, TensorView
-from backends.cpu.memory import Arena
+from backends.base import Collective, ExpertMatrix, LoadProgress, PartOf, Shared, Stamp, TensorView
+from backends.cpu.memory import Arena, committed, refused
 from backends.cpu.stored import MATRIX, STACK, VECTOR, StoredRun, StoredWeight, StoredWeights
 from backends.cpu.widths import FLOAT_BYTES
 from backends.quant import QuantType
@@ -45,14 +45,14 @@ class SharedMapping:
     with the arithmetic where there is no room."""
 
     def __init__(self, fd: int, size: int, purpose: str, arithmetic: str) -> None:
-        self.size, self.purpose = size, purpose
+        self.size, self.purpose, self._arithmetic = size, purpose, arithmetic
         self.filled_here = 0
         """Bytes of it that this process makes resident."""
         try:
             os.ftruncate(fd, max(size, 1))
             self._map = mmap.mmap(fd, max(size, 1))
         except OSError as error:
-            raise MemoryError(f"{purpose} needs {size} bytes of shared memory = {arithmetic}: {error}") from error
+            raise refused(purpose, size, arithmetic, error.errno or 0) from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
             try:
                 self._map.madvise(mmap.MADV_HUGEPAGE)
@@ -61,15 +61,16 @@ class SharedMapping:
         self._anchor = ctypes.c_char.from_buffer(self._map)
         self.address = ctypes.addressof(self._anchor)
 
-    def commit(self, first: int, end: int) -> None:
-        """Have the system hold bytes first .. end now. Raises MemoryError."""
-        self.filled_here = max(0, end - first)
-        page = mmap.PAGESIZE
-        try:
-            for offset in range(first // page * page, end, page):
-                self._map[offset : offset + 1] = self._map[offset : offset + 1]
-        except (OSError, ValueError) as error:
-            raise MemoryError(f"{self.purpose}: {error}") from error
+    def commit(self, library: ctypes.CDLL, team: int, part: tuple[int, int], progress: LoadProgress) -> None:
+        """Have the system hold bytes part[0] .. part[1] now, what is there stays. Raises MemoryError."""
+        first, end = part
+        self.filled_here = end - first
+        at = first // mmap.PAGESIZE * mmap.PAGESIZE
+        error = committed(
+            library, team, self.address + at, end - at, lambda done: progress(self.purpose, done, end - at)
+        )
+        if error:
+            raise refused(self.purpose, self.size, self._arithmetic, error)
 
     def close(self) -> None:
         if not self._map.closed:

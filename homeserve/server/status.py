@@ -100,7 +100,7 @@ def _engine_part(engine: EngineSnapshot | None) -> dict[str, Any]:
     """Requests, KV, prefix cache and the engine's own pace."""
     unknown = {"p50": None, "p99": None}
     return {
-        "requests": _known(engine, "running", "waiting", "finished", "aborted"),
+        "requests": _known(engine, "running", "waiting", "finished", "aborted", "failed"),
         "kv": {
             **_known(engine, "capacity_tokens", "used_tokens", "cached_tokens"),
             "windows": list(engine.kv_windows) if engine is not None else None,

@@ -619,7 +619,7 @@ async def test_loading_is_503_with_progress() -> None:
         assert (await world.get("/v1/models")) == (200, {"object": "list", "data": []})
         status, body = await world.get("/v1/homeserve/status")
         assert status == 200 and body["state"] == "loading"
-        assert body["requests"] == {"running": None, "waiting": None, "finished": None, "aborted": None}
+        assert body["requests"] == {"running": None, "waiting": None, "finished": None, "aborted": None, "failed": None}
         assert body["model"] == dict.fromkeys(("id", "path", "arch", "quant", "context"))
 
 
@@ -743,7 +743,7 @@ STATUS_KEYS = {
     "model": {"id", "path", "arch", "quant", "context"},
     "vectors": {"weight", "token"},
     "pipeline": {"ranges"},
-    "requests": {"running", "waiting", "finished", "aborted"},
+    "requests": {"running", "waiting", "finished", "aborted", "failed"},
     "kv": {"capacity_tokens", "used_tokens", "cached_tokens", "windows"},
     "prefix": {"lookups", "hits", "hit_tokens"},
     "draft": {"enabled", "why_not", "accept_len", "accept_rate", "by_position", "carried", "uncarried"},
