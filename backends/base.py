@@ -133,6 +133,16 @@ NO_STATES = StatePool()
 
 
 @dataclass(frozen=True)
+class StatePart:
+    """What a program has of a recurrent layer's state where states are held at the width of the whole model: layer
+    `layer` of the pool, its key heads from `first_key` on. The value heads that go with them, and the channels of both,
+    lie in the pool as they do in the model."""
+
+    layer: int
+    first_key: int = 0
+
+
+@dataclass(frozen=True)
 class Limits:
     """The most that one `Batch` may hold: rows, rows with logits, lanes, pages of one lane."""
 
@@ -218,13 +228,13 @@ class MemoryRegion:
 
 @dataclass(frozen=True)
 class Shared:
-    """What the ranks of one box hold together (unified memory).
+    """The weights that the ranks of one box hold together (unified memory).
 
     `ops` and `weights` are those of one rank that would run the whole model: all ranks make the same arena of them,
     each fills a part of it, and every rank's own weights are views into it. `fleet` has the ops and weights of each
-    rank, so that what none of them can view is left out. `kv` tells whether the KV pool is one for
-    all ranks, too: then it is the same on each of them. `weights_fd` and `kv_fd` are shared memory, empty at first,
-    that lives as long as the fleet does. `rank` of `ranks`.
+    rank, and of each layout that is to be bound, so that what none of them can view is left out. `weights_fd` is shared
+    memory, empty at first, that lives as long as the fleet does. `rank` of `ranks`. `packed`: an earlier bind with the
+    same whole and the same `fleet` has filled it, and the ranks do not meet.
     """
 
     rank: int
@@ -232,9 +242,47 @@ class Shared:
     ops: Sequence[Op]
     weights: Mapping[str, TensorView]
     weights_fd: int
-    kv_fd: int
-    kv: bool
     fleet: Sequence[tuple[Sequence[Op], Mapping[str, TensorView]]] = ()
+    packed: bool = False
+
+
+@dataclass(frozen=True)
+class SharedPools:
+    """Memory for KV rows and states that the ranks of one box hold together: two files without a name, empty at first,
+    that live as long as the fleet does. Rank `rank` of `ranks` makes its part of them resident."""
+
+    rank: int
+    ranks: int
+    kv_fd: int
+    state_fd: int
+
+
+class Pools(Protocol):
+    """KV rows and states in memory, zeroed when they were made, apart from the programs that use them: programs of
+    several layouts may be bound to the same ones, and neither a bind nor a close touches what lies in them."""
+
+    kv: KvPool
+    states: StatePool
+
+    def memory_lines(self) -> Mapping[str, int]:
+        """Bytes held, by ledger line: kv, state. Of memory that ranks share each tells what it has filled."""
+        ...
+
+    def memory_regions(self) -> tuple[MemoryRegion, ...]: ...
+
+    def close(self) -> None:
+        """Programs that use them must be closed before."""
+        ...
+
+
+@dataclass(frozen=True)
+class PoolParts:
+    """What of `pools` a program uses: for each layer of its own KV pool the pool's layer, for each of its recurrent
+    layers the part of a state. Rows of the program's KV pool are those of `pools`."""
+
+    pools: Pools
+    kv_layers: tuple[int, ...]
+    states: tuple[StatePart, ...] = ()
 
 
 class LoadProgress(Protocol):
@@ -266,12 +314,143 @@ class Program(Protocol):
     def close(self) -> None: ...
 
 
+# ------------------------------------------------------------------------------------------- more than one layout
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One layout of a model on this rank: its ops, weights and pools. `fleet` has ops and weights of each rank in this
+    layout, and `whole` those of one rank that would run the whole model: from them all ranks see what of the weights
+    can be read from one copy of the model that they hold together."""
+
+    name: str
+    ops: Sequence[Op]
+    weights: Mapping[str, TensorView]
+    kv: KvPool
+    states: StatePool = NO_STATES
+    fleet: Sequence[tuple[Sequence[Op], Mapping[str, TensorView]]] = ()
+
+
+@dataclass(frozen=True)
+class WeightHome:
+    """Where a layout's weights come from at a flip.
+
+    copy      one packed copy of the whole model in `weights_fd`, which all ranks fill together and read from
+    images    what the arena holds in each layout, kept by this rank: the next one in memory, the other in `folder`
+    unified   the copy is what programs run on: nothing is filled; `kv_fd` and `state_fd` hold the pools of all ranks
+    """
+
+    kind: str
+    rank: int
+    ranks: int
+    ops: Sequence[Op] = ()
+    weights: Mapping[str, TensorView] = field(default_factory=dict)
+    weights_fd: int = -1
+    kv_fd: int = -1
+    folder: str = ""
+
+
+@dataclass(frozen=True)
+class PoolRuns:
+    """Rows of this rank's pools in one layout, in the order in which a payload holds them: KV first (layers as given,
+    in each the pages as given, K then V of a page of all heads), then states (slots as given; in each the layers as
+    given; the channels of its window, then its heads).
+
+    kv       (layers of the pool, int32 pages [n] of it) for each KV group that has any; places, not the engine's pages
+    states   int32 state slots [n]
+    parts    (layer of the pool, runs of channels, runs of heads) for each recurrent layer; a run is (first, end)
+    """
+
+    kv: tuple[tuple[tuple[int, ...], npt.NDArray[np.int32]], ...] = ()
+    states: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    parts: tuple[tuple[int, tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]], ...] = ()
+
+
+@dataclass(frozen=True)
+class Refilled:
+    """A filled arena: bytes copied (of the last try), tries, digest."""
+
+    nbytes: int
+    tries: int
+    digest: int
+
+
+class RefillFailed(Exception):
+    """The arena is not what it was at load, twice: this rank cannot go on."""
+
+
+class Layouts(Protocol):
+    """The programs of one model in several layouts, one of them active: only that one's pools hold memory, and the
+    arena holds its weights. Addresses never change. Between `release` and `activate` no program may run."""
+
+    active: str
+
+    @property
+    def program(self) -> Program:
+        """Of the active layout."""
+        ...
+
+    def not_ready(self, name: str) -> str:
+        """Why the weights of layout `name` cannot be filled in now (its image is still on its way); empty: they can."""
+        ...
+
+    def run_bytes(self, name: str, runs: PoolRuns) -> int:
+        """Length of the payload that `runs` of layout `name` make. The same rows make the same length in every
+        layout."""
+        ...
+
+    def pack(self, runs: PoolRuns, out: memoryview) -> int:
+        """Copy rows of the active layout's pools into `out`; returns the payload's digest. The pools stay as they
+        are."""
+        ...
+
+    def digest(self, payload: memoryview) -> int:
+        """Position-sensitive, 64 bits: the same for the same bytes on every rank and backend."""
+        ...
+
+    def release(self) -> None:
+        """Give back the memory of the active layout's pools; their addresses stay. Nothing to do in unified memory."""
+        ...
+
+    def map(self, name: str) -> None:
+        """Have the system hold the pools of layout `name`, zeroed. Raises MemoryError with the arithmetic."""
+        ...
+
+    def write(self, name: str, runs: PoolRuns, payload: memoryview) -> None:
+        """Copy a payload to rows of the pools of layout `name`."""
+        ...
+
+    def refill(self, name: str) -> Refilled:
+        """Fill the arena with the weights of layout `name`, and compare its digest with that of the load; once more
+        where they differ. Raises RefillFailed."""
+        ...
+
+    def activate(self, name: str) -> None:
+        """From here on `program` is that of `name`."""
+        ...
+
+    def memory_lines(self) -> Mapping[str, int]:
+        """Bytes held now, by ledger line, those of the copy, images and the other layout's buffers among them."""
+        ...
+
+    def memory_regions(self) -> tuple[MemoryRegion, ...]: ...
+
+    def close(self) -> None: ...
+
+
 class Backend(Protocol):
     """A device opened by one worker."""
 
     facts: DeviceFacts
 
     def capabilities(self) -> tuple[Capability, ...]: ...
+
+    def pools(
+        self, kv: KvPool, states: StatePool, progress: LoadProgress, shared: SharedPools | None = None
+    ) -> Pools:
+        """Pools of these shapes, all of them resident when this returns. Raises MemoryError with the arithmetic,
+        ValueError where the backend cannot share them."""
+        ...
 
     def bind(
         self,
@@ -283,11 +462,24 @@ class Backend(Protocol):
         states: StatePool = NO_STATES,
         collective: Collective | None = None,
         shared: Shared | None = None,
+        parts: PoolParts | None = None,
     ) -> Program:
         """Upload or repack the weights, make pools and buffers. What `memory_lines` says is held when this returns: no
         later `run` fails for memory. `collective` is needed for ops that exchange rows, and stays the caller's; with
-        `shared` the ranks meet in it once, when each has filled its part.
+        `shared` the ranks meet in it until each has filled its part. With `parts` the program uses pools of the caller
+        instead of its own.
         Raises `Unsupported`, or MemoryError with the arithmetic."""
+        ...
+
+    def bind_layouts(
+        self,
+        bindings: Sequence[Binding],
+        limits: Limits,
+        progress: LoadProgress,
+        collective: Collective,
+        home: WeightHome,
+    ) -> Layouts:
+        """The same for several layouts of one model, of which the first is active. Raises as `bind` does."""
         ...
 
     def close(self) -> None: ...

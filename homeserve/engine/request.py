@@ -75,6 +75,40 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class LayoutLimits:
+    """What the engine must know of one layout."""
+
+    name: str
+    decode_groups: int
+    plans_in_flight: int
+    token_vector: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class FlipLimits:
+    """A fleet that can change its layout. `layouts` holds both, by name; `resting` is where it begins, and returns to.
+
+    page_bytes    what a page of each KV group costs at a flip: K and V of all layers of the group, all ranks together
+    state_bytes   the same of a state slot
+    transit_bytes the most that one flip may carry
+    cache_bytes   of it for pages and checkpoints that only the prefix cache keeps: more is dropped before a flip
+    policy        auto | manual
+    """
+
+    layouts: dict[str, LayoutLimits]
+    resting: str
+    page_bytes: tuple[int, ...]
+    state_bytes: int
+    transit_bytes: int
+    cache_bytes: int
+    policy: str = "auto"
+    dwell_s: float = 15.0
+    idle_s: float = 5.0
+    park_deadline_s: float = 30.0
+    unified: bool = False
+
+
+@dataclass(frozen=True)
 class EngineLimits:
     """Bounds that the engine keeps; every one has a flag."""
 
@@ -99,6 +133,10 @@ class EngineLimits:
     that each rank has another group's plan."""
     token_vector: tuple[int, ...] = ()
     """Shares of the KV rows in the tensor layout, an entry for each rank; empty where every rank has all pages."""
+    layout: str = "pipeline"
+    """Of the ranks, where there are several."""
+    flip: FlipLimits | None = None
+    """None: the layout stays."""
 
     def lowered(self, share: float, least: int) -> EngineLimits:
         """The same with a pool of `share` of it, in every group: at least `least` tokens, and what one request needs of

@@ -21,7 +21,7 @@ from enum import IntEnum
 
 import msgspec
 
-RECORD_VERSION = 5
+RECORD_VERSION = 6
 
 
 class PlanKind(IntEnum):
@@ -32,6 +32,9 @@ class PlanKind(IntEnum):
     FLUSH = 5
     CENSUS = 6
     STOP = 7
+    FLIP_PREPARE = 8
+    FLIP_COMMIT = 9
+    FLIP_ABANDON = 10
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -118,6 +121,69 @@ class LoadSpec(_Record, frozen=True):
     """Tensor layout: shares of the weights, one entry for each rank,"""
     token_vector: tuple[int, ...] = ()
     """and of the KV rows."""
+    flip: bool = False
+    """Whether the ranks are to be able to change the layout: then `ranges` and both vectors are given, and `layout` is
+    where they begin."""
+    transit_bytes: int = 0
+    """The most that one flip may carry (all ranks together)."""
+    image_dir: str = ""
+    """Where the image of a layout that is not the next one lies meanwhile; empty: one copy of the model in memory
+    serves both layouts."""
+
+
+PACK, VERIFY = "pack", "verify"
+
+
+class FlipLive(_Record, frozen=True):
+    """What is live at a flip: bit i of a map (byte i // 8, lowest bit first) stands for page or state slot i."""
+
+    pages: tuple[bytes, ...]
+    """One map for each KV group,"""
+    states: bytes = b""
+    """and one of the state slots."""
+
+
+class FlipDigest(_Record, frozen=True):
+    """One payload: what rank `source` packed for rank `target`, and the digest of these bytes."""
+
+    source: int
+    target: int
+    nbytes: int
+    digest: int
+
+
+class FlipOrder(_Record, frozen=True):
+    """A flip, as each of its plans carries it. `epoch` is that of the layout `to`, once it is committed."""
+
+    flip: int
+    epoch: int
+    to: str
+    stage: str = ""
+    """Of a prepare: `pack`, then `verify`."""
+    live: FlipLive | None = None
+    """With `pack`."""
+    digests: tuple[FlipDigest, ...] = ()
+    """With `verify`: all that were packed, of all ranks."""
+
+
+class FlipAnswer(_Record, frozen=True):
+    """What a rank did for a plan of a flip. Bytes; times in microseconds by part (`check`, `pack`, `digest`, `exchange`,
+    `release`, `map`, `write_kv`, `write_state`, `refill`, `verify`, `rebind`)."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    local_bytes: int = 0
+    refill_bytes: int = 0
+    refill_tries: int = 0
+    rows: int = 0
+    """KV rows that this rank has afterwards, counted once for each of its layers,"""
+    states: int = 0
+    """and states, likewise."""
+    digests: tuple[FlipDigest, ...] = ()
+    """Of what it packed."""
+    digest: int = 0
+    """Of the arena, after a commit."""
+    us: tuple[tuple[str, int], ...] = ()
 
 
 class Plan(_Record, frozen=True):
@@ -131,6 +197,7 @@ class Plan(_Record, frozen=True):
     new: tuple[NewLane, ...] = ()
     rows: tuple[LaneRows, ...] = ()
     load: LoadSpec | None = None
+    flip: FlipOrder | None = None
 
 
 class Logprobs(_Record, frozen=True):
@@ -223,6 +290,7 @@ class Result(_Record, frozen=True):
     """Microseconds of `busy_us` in which it waited for other ranks."""
     exchanges: tuple[tuple[str, int, int, int], ...] = ()
     """What a census adds: (label, calls, bytes moved, microseconds waited) of each exchange since the load."""
+    flip: FlipAnswer | None = None
 
 
 class Boot(_Record, frozen=True):
@@ -264,6 +332,8 @@ class Boot(_Record, frozen=True):
     """Memory that all ranks share (unified memory), -1 where each has its own: packed weights,"""
     kv_fd: int = -1
     """and KV rows."""
+    transit_fd: int = -1
+    """Memory through which ranks hand each other what moves at a flip, -1 where there is none."""
 
 
 Report = Hello | Progress | Result
