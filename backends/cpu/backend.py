@@ -29,11 +29,13 @@ from backends.base import (
     MemoryRegion,
     Op,
     OpenOptions,
+    PoolParts,
     ReceiveRows,
     RopeStore,
     Scale,
     SendRows,
     Shared,
+    SharedPools,
     Softcap,
     StatePool,
     SumRows,
@@ -43,9 +45,10 @@ from backends.cpu import abi, capability, cores, delta, exchanges, levels
 from backends.cpu.collective import CpuCollective
 from backends.cpu.load import Onward, load_weights
 from backends.cpu.memory import Mapping as MemoryMapping
-from backends.cpu.memory import doubles_at, floats_at
+from backends.cpu.memory import SharedMapping, doubles_at, floats_at
+from backends.cpu.pools import CpuPools, all_of, checked_parts
 from backends.cpu.record import Plan, Recorder, check_kv
-from backends.cpu.shared import SharedMapping, SharedWeights
+from backends.cpu.shared import SharedWeights
 from backends.cpu.widths import padded
 from backends.needs import refuse_missing
 
@@ -83,6 +86,18 @@ class CpuBackend:
     def capabilities(self) -> tuple[Capability, ...]:
         return capability.TABLE
 
+    def pools(
+        self, kv: KvPool, states: StatePool, progress: LoadProgress, shared: SharedPools | None = None
+    ) -> CpuPools:
+        """KV rows and states of these shapes, resident. Raises MemoryError with the arithmetic."""
+        made = CpuPools(self.library, kv, states, shared)
+        try:
+            made.commit(self.team, progress)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
     def bind(
         self,
         ops: Sequence[Op],
@@ -93,8 +108,9 @@ class CpuBackend:
         states: StatePool = NO_STATES,
         collective: Collective | None = None,
         shared: Shared | None = None,
+        parts: PoolParts | None = None,
     ) -> CpuProgram:
-        """Repack the weights, reserve pools and buffers, record the steps.
+        """Repack the weights, reserve pools (without `parts`) and buffers, record the steps.
 
         Raises Unsupported with everything that is missing, ValueError where ops, weights and pool do not fit each
         other, MemoryError with the arithmetic. Nothing refers to `weights` afterwards.
@@ -109,7 +125,9 @@ class CpuBackend:
         plan = Plan(self.library, ops, weights, kv, limits, self.threads, states, collective, together)
         check_kv(plan)
         delta.check(ops, states)
-        return CpuProgram(self, plan, progress, together)
+        if parts is not None:
+            checked_parts(parts, kv, states)
+        return CpuProgram(self, plan, progress, together, parts)
 
     def close(self) -> None:
         """Stop the threads. Programs must be closed before."""
@@ -122,16 +140,22 @@ class CpuProgram:
     """A bound op list. One `run` at a time, from any thread."""
 
     def __init__(
-        self, backend: CpuBackend, plan: Plan, progress: LoadProgress, together: SharedWeights | None = None
+        self,
+        backend: CpuBackend,
+        plan: Plan,
+        progress: LoadProgress,
+        together: SharedWeights | None = None,
+        parts: PoolParts | None = None,
     ) -> None:
         self._backend = backend
         self._library = backend.library
         self._mappings: list[MemoryMapping] = []
         self._shared: list[SharedMapping] = []
+        self._own_pools: CpuPools | None = None
         try:
             if together is not None:
                 self._share_weights(plan, together, progress)
-            self._place(plan, progress, together)
+            self._place(plan, progress, parts)
         except BaseException:
             self.close()
             raise
@@ -140,50 +164,44 @@ class CpuProgram:
         """Pack this rank's part of the weights of all. Ranks meet again and again, so that none waits long for another
         however long the load takes, and at the end all is packed."""
         assert plan.collective is not None, "checked at bind"
-        part = together.my_part()
+        part = [] if together.packed else together.my_part()
         arithmetic = f"{len(together.stored)} tensors of the whole model, packed"
-        mapping = SharedMapping(together.weights_fd, together.size, "weights", arithmetic)
+        filled = 0, sum(stored.size for stored in part)
+        mapping = SharedMapping(self._library, together.weights_fd, together.size, "weights", arithmetic, filled)
         self._shared.append(mapping)
-        mapping.filled_here = sum(stored.size for stored in part)
         together.arena.place(mapping.address)
+        if together.packed:
+            return
         total, done = sum(stored.source_bytes for stored in part), 0
         for some in together.meetings(part):
             load_weights(self._library, self._backend.team, some, Onward(progress, done, total))
             done += sum(stored.source_bytes for stored in some)
             together.meet(plan.collective)
 
-    def _map_kv(self, plan: Plan, kv_bytes: int, together: SharedWeights | None, progress: LoadProgress) -> int:
-        """Address of the KV pool: this rank's own, or that of all."""
-        if together is None or together.kv_fd is None:
-            return self._map("kv", kv_bytes, _pool_arithmetic(plan)).address
-        mapping = SharedMapping(together.kv_fd, kv_bytes, "kv", _pool_arithmetic(plan))
-        self._shared.append(mapping)
-        mapping.commit(self._library, self._backend.team, together.my_bytes(kv_bytes), progress)
-        return mapping.address
-
-    def _place(self, plan: Plan, progress: LoadProgress, together: SharedWeights | None) -> None:
-        kv_sizes = [plan.kv_layer_bytes(layer) for layer in range(len(plan.kv.layers))]
-        kv_bytes = sum(k + v for k, v in kv_sizes)
+    def _place(self, plan: Plan, progress: LoadProgress, parts: PoolParts | None) -> None:
         own = plan.weights.own
         weights = self._map("weights", plan.weights.arena.size, f"{len(own)} tensors, packed")
-        kv_base = self._map_kv(plan, kv_bytes, together, progress)
+        if parts is None:
+            self._own_pools = CpuPools(self._library, plan.kv, plan.states)
+            parts = all_of(self._own_pools)
         workspace = self._map(
             "workspace", plan.workspace.size, f"{len(plan.buffers)} buffers for {plan.limits.rows} rows, and scratch"
         )
         plan.weights.arena.place(weights.address)
         plan.workspace.place(workspace.address)
-        state = self._map_states(plan)
         load_weights(self._library, self._backend.team, own, progress)
         for mapping in self._mappings:
             if mapping is not weights:  # repacking has touched all of the weights
                 mapping.commit(self._backend.team, progress)
+        if self._own_pools is not None:
+            self._own_pools.commit(self._backend.team, progress)
         for rope, (frequencies, _) in plan.ropes.items():
             doubles_at(plan.workspace.address(frequencies), len(rope.frequencies))[:] = rope.frequencies
-        addresses = []
-        for k, v in kv_sizes:
-            addresses.append((kv_base, kv_base + k))
-            kv_base += k + v
-        recorder = Recorder(plan, addresses, state)
+        pools = parts.pools
+        assert isinstance(pools, CpuPools), "checked at bind"
+        self._states = delta.Held(pools.states, pools.state_base, parts.states)
+        self._state_runs = delta.runs_of(plan.ops, self._states)
+        recorder = Recorder(plan, [pools.kv_addresses(layer) for layer in parts.kv_layers], self._states)
         self._steps, self._parts = recorder.record()
         self._labels, self._collective = recorder.labels, plan.collective
         groups = plan.kv_groups()
@@ -204,16 +222,6 @@ class CpuProgram:
         )
         self._last_scope = plan.scopes[-1]
         self._output = _output_view(plan)
-
-    def _map_states(self, plan: Plan) -> int:
-        """Address of state slot 0. Programs without recurrent layers have no such line."""
-        self._states, self._state_base = plan.states, 0
-        if plan.states.layers:
-            each, slots = delta.slot_bytes(plan.states), plan.states.slots
-            layers = len(plan.states.layers)
-            mapping = self._map("state", each * slots, f"{slots} states of {each} bytes in {layers} layers")
-            self._state_base = mapping.address
-        return self._state_base
 
     def _map(self, line: str, size: int, arithmetic: str) -> MemoryMapping:
         mapping = MemoryMapping(self._library, size, line, arithmetic)
@@ -237,7 +245,7 @@ class CpuProgram:
             raise ValueError(
                 f"slots and tables of {slots.shape} and {tables.shape} for {groups} KV groups, {rows} rows"
             )
-        if self._states.layers and len(states) != tables.shape[1]:
+        if self._states.parts and len(states) != tables.shape[1]:
             raise ValueError(f"{len(states)} states for {tables.shape[1]} lanes")
         record = abi.BatchRecord(
             rows,
@@ -267,42 +275,32 @@ class CpuProgram:
     def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy state slots (source, target) of all layers, in this order. Raises ValueError for a slot that there is
         not."""
-        delta.copy(self._state_base, self._states, pairs)
+        delta.copy(self._states, self._state_runs, pairs)
 
     def memory_lines(self) -> Mapping[str, int]:
-        """Bytes held: packed weights, the KV pool, states, buffers and scratch. All of it is resident since the bind.
-        Of memory that ranks share each tells what it has filled, so that together they tell all of it."""
-        held = [(mapping.purpose, mapping.size) for mapping in self._mappings]
-        held += [(mapping.purpose, mapping.filled_here) for mapping in self._shared]
+        """Bytes held: packed weights, own pools, buffers and scratch. All of it is resident since the bind. Of memory
+        that ranks share each tells what it has filled, so that together they tell all of it."""
         lines: dict[str, int] = {}
-        for line, size in held:
-            lines[line] = lines.get(line, 0) + size
-        return lines
+        for mapping in self._every():
+            lines[mapping.purpose] = lines.get(mapping.purpose, 0) + mapping.filled_here
+        return lines | (self._own_pools.memory_lines() if self._own_pools is not None else {})
 
     def memory_regions(self) -> tuple[MemoryRegion, ...]:
         """Each line is one mapping of its own, and one more for what it has of memory that ranks share."""
-        every: list[MemoryMapping | SharedMapping] = [*self._mappings, *self._shared]
-        return tuple(MemoryRegion(each.purpose, each.address, each.size) for each in every if each.size)
+        own = tuple(MemoryRegion(each.purpose, each.address, each.size) for each in self._every() if each.size)
+        return own + (self._own_pools.memory_regions() if self._own_pools is not None else ())
 
     def close(self) -> None:
         """Give the memory back. Arrays returned by `run` are invalid from here on."""
-        every: list[MemoryMapping | SharedMapping] = [*self._mappings, *self._shared]
-        for mapping in every:
+        for mapping in self._every():
             mapping.close()
         self._mappings.clear()
         self._shared.clear()
+        if self._own_pools is not None:
+            self._own_pools.close()
 
-
-def _pool_arithmetic(plan: Plan) -> str:
-    """Of what the KV pool is made, for the message that it does not fit."""
-    parts = []
-    for group, (slots, window) in enumerate(zip(plan.kv.group_slots, plan.kv.group_windows, strict=True)):
-        layers = [layer for layer, shape in enumerate(plan.kv.layers) if shape.group == group]
-        if layers and slots:
-            each = sum(sum(plan.kv_layer_bytes(layer)) for layer in layers) // slots
-            of = f"{len(layers)} layers" + (f" that see {window} tokens" if window else "")
-            parts.append(f"{slots} slots of {each} bytes in {of}")
-    return ", ".join(parts)
+    def _every(self) -> list[MemoryMapping | SharedMapping]:
+        return [*self._mappings, *self._shared]
 
 
 def _output_view(plan: Plan) -> npt.NDArray[np.float32]:

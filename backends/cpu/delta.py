@@ -3,14 +3,18 @@
 A state slot holds all recurrent layers, one after the other, so that a sequence's state is copied in one piece:
 
     layer   [kernel - 1][channels] floats, padded to 16, then [heads][blocks of 16 columns][key_dim][16] floats
+
+Where ranks hold states together a slot has all layers of the model at full width, and a program a part of each of some
+layers (`Held`): it reads, writes and copies that alone, so ranks never wait for one another.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
-from backends.base import DeltaNet, Op, StateLayer, StatePool, Weight
+from backends.base import DeltaNet, Op, StateLayer, StatePart, StatePool, Weight
 from backends.cpu import abi
 from backends.cpu.widths import FLOAT_BYTES, padded
 
@@ -31,6 +35,19 @@ def layer_floats(layer: StateLayer) -> int:
 def slot_bytes(states: StatePool) -> int:
     """Bytes of one sequence's states."""
     return FLOAT_BYTES * sum(layer_floats(layer) for layer in states.layers)
+
+
+def key_heads_of(layer: StateLayer) -> int:
+    return (layer.channels - layer.heads * layer.value_dim) // (2 * layer.key_dim)
+
+
+@dataclass(frozen=True)
+class Held:
+    """The states of a program: `parts[i]` of `pool`, whose slot 0 is at `base`, is its recurrent layer i."""
+
+    pool: StatePool
+    base: int
+    parts: tuple[StatePart, ...]
 
 
 def convolved_floats(op: DeltaNet) -> int:
@@ -70,17 +87,30 @@ def check(ops: Sequence[Op], states: StatePool) -> None:
             raise ValueError(f"{op.value_heads} value heads are no multiple of {op.key_heads} key heads")
 
 
+def check_part(part: StatePart, own: StateLayer, pool: StatePool) -> None:
+    """Raise ValueError where a program's layer `own` is no part of the pool's."""
+    if not 0 <= part.layer < len(pool.layers):
+        raise ValueError(f"state layer {part.layer} of {len(pool.layers)}")
+    whole = pool.layers[part.layer]
+    keys, own_keys = key_heads_of(whole), key_heads_of(own)
+    alike = (whole.kernel, whole.key_dim, whole.value_dim) == (own.kernel, own.key_dim, own.value_dim)
+    if not alike or whole.heads * own_keys != own.heads * keys:
+        raise ValueError(f"{own} is no part of state layer {part.layer}, {whole}")
+    if not 0 <= part.first_key <= part.first_key + own_keys <= keys:
+        raise ValueError(f"key heads from {part.first_key} on, {own_keys} of them, of state layer {part.layer}: {keys}")
+
+
 def record(
     op: DeltaNet,
-    states: StatePool,
-    base: int,
+    held: Held,
     alpha: tuple[int, int],
     convolved: int,
     address_of: Callable[[Weight], int],
 ) -> abi.Delta:
-    """`hs_delta` of an op. `base` is the address of state slot 0, `alpha` the buffer's address and stride, `convolved`
-    the scratch's address; `address_of` gives a stored weight's."""
-    before = sum(layer_floats(layer) for layer in states.layers[: op.layer])
+    """`hs_delta` of an op. `alpha` is the buffer's address and stride, `convolved` the scratch's address; `address_of`
+    gives a stored weight's."""
+    part = held.parts[op.layer]
+    whole = held.pool.layers[part.layer]
     return abi.Delta(
         key_heads=op.key_heads,
         value_heads=op.value_heads,
@@ -89,6 +119,9 @@ def record(
         kernel=op.kernel,
         tiled=int(op.tiled),
         eps=op.eps,
+        first_key=part.first_key,
+        state_key_heads=key_heads_of(whole),
+        state_value_heads=whole.heads,
         alpha=alpha[0],
         alpha_stride=alpha[1],
         conv=address_of(op.conv),
@@ -97,21 +130,69 @@ def record(
         norm=address_of(op.norm),
         convolved=convolved,
         convolved_stride=convolved_floats(op),
-        states=base + FLOAT_BYTES * before,
-        slot_floats=slot_bytes(states) // FLOAT_BYTES,
-        matrix_at=window_floats(states.layers[op.layer]),
+        states=held.base + FLOAT_BYTES * layer_at(held.pool, part.layer),
+        slot_floats=slot_bytes(held.pool) // FLOAT_BYTES,
+        matrix_at=window_floats(whole),
     )
 
 
-def copy(base: int, states: StatePool, pairs: Sequence[tuple[int, int]]) -> None:
+def layer_at(states: StatePool, layer: int) -> int:
+    """Floats of a slot before a layer."""
+    return sum(layer_floats(before) for before in states.layers[:layer])
+
+
+def runs_of(ops: Sequence[Op], held: Held) -> list[tuple[int, int]]:
+    """(offset, bytes) of what a program has of a slot, ascending, as few runs as there are."""
+    runs: list[tuple[int, int]] = []
+    for op in ops:
+        if isinstance(op, DeltaNet):
+            first = layer_at(held.pool, held.parts[op.layer].layer)
+            runs += [(first + at, count) for at, count in _layer_runs(op, held)]
+    merged: list[tuple[int, int]] = []
+    for at, count in sorted(runs):
+        if merged and merged[-1][0] + merged[-1][1] == at:
+            merged[-1] = (merged[-1][0], merged[-1][1] + count)
+        else:
+            merged.append((at, count))
+    return [(FLOAT_BYTES * at, FLOAT_BYTES * count) for at, count in merged]
+
+
+def _layer_runs(op: DeltaNet, held: Held) -> Iterator[tuple[int, int]]:
+    """(first float, floats) in a layer of the pool."""
+    part = held.parts[op.layer]
+    whole = held.pool.layers[part.layer]
+    if op.value_heads == whole.heads:
+        yield 0, layer_floats(whole)
+        return
+    keys, heads = key_heads_of(whole), value_runs(op, whole, part.first_key)
+    channels = [((first + part.first_key) * op.key_dim, op.key_heads * op.key_dim) for first in (0, keys)]
+    behind = 2 * keys * op.key_dim
+    channels += [(behind + first * op.value_dim, count * op.value_dim) for first, count in heads]
+    for row in range(op.kernel - 1):
+        yield from ((row * whole.channels + at, count) for at, count in channels)
+    each = op.key_dim * padded(op.value_dim)
+    yield from ((window_floats(whole) + first * each, count * each) for first, count in heads)
+
+
+def value_runs(op: DeltaNet, whole: StateLayer, first_key: int) -> list[tuple[int, int]]:
+    """(first, count) of the value heads of an op among those of the whole layer."""
+    share = op.value_heads // op.key_heads
+    if not op.tiled:
+        return [(first_key * share, op.value_heads)]
+    keys = key_heads_of(whole)
+    return [(tile * keys + first_key, op.key_heads) for tile in range(share)]
+
+
+def copy(held: Held, runs: Sequence[tuple[int, int]], pairs: Sequence[tuple[int, int]]) -> None:
     """Copy slots (source, target), in this order; without recurrent layers, which some ranks do not have, there are
     none. Raises ValueError, before anything is copied, for a slot that there is not."""
-    if not states.layers:
+    if not held.parts:
         return
     for slot in (slot for pair in pairs for slot in pair):
-        if not 0 <= slot < states.slots:
-            raise ValueError(f"state slot {slot} of {states.slots}")
-    size = slot_bytes(states)
+        if not 0 <= slot < held.pool.slots:
+            raise ValueError(f"state slot {slot} of {held.pool.slots}")
+    size = slot_bytes(held.pool)
     for source, target in pairs:
         if source != target:
-            ctypes.memmove(base + size * target, base + size * source, size)
+            for at, count in runs:
+                ctypes.memmove(held.base + size * target + at, held.base + size * source + at, count)

@@ -1,8 +1,9 @@
-"""Anonymous memory from the native library, and a bump allocator over one mapping."""
+"""Anonymous memory from the native library, memory that ranks share, and a bump allocator over one mapping."""
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 from collections.abc import Callable
 from ctypes import byref, c_int32
@@ -40,6 +41,11 @@ class Mapping:
             raise self._refused(error.value)
         self.address: int = address
 
+    @property
+    def filled_here(self) -> int:
+        """Bytes of it that this process makes resident."""
+        return self.size
+
     def commit(self, team: int, progress: LoadProgress) -> None:
         """Have the system hold all of it now, so that memory that lacks is known here and not at some later touch.
         Raises MemoryError."""
@@ -57,6 +63,50 @@ class Mapping:
         if self.address:
             self._library.hs_unmap(self.address, max(self.size, 1))
             self.address = 0
+
+
+class SharedMapping:
+    """`size` bytes of the shared memory `fd`, mapped; the first rank that comes gives it its size, and what others have
+    written is there. This process makes the bytes part[0] .. part[1] of it resident. Raises MemoryError with the
+    arithmetic where there is no room."""
+
+    def __init__(
+        self, library: ctypes.CDLL, fd: int, size: int, purpose: str, arithmetic: str, part: tuple[int, int]
+    ) -> None:
+        self.size, self.purpose, self.part = size, purpose, part
+        self._library, self._arithmetic = library, arithmetic
+        try:
+            os.ftruncate(fd, max(size, 1))
+            self._map = mmap.mmap(fd, max(size, 1))
+        except OSError as error:
+            raise refused(purpose, size, arithmetic, error.errno or 0) from error
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            try:
+                self._map.madvise(mmap.MADV_HUGEPAGE)
+            except OSError:
+                pass  # an offer: a system without huge pages for shared memory uses small ones
+        self._anchor = ctypes.c_char.from_buffer(self._map)
+        self.address = ctypes.addressof(self._anchor)
+
+    @property
+    def filled_here(self) -> int:
+        """Bytes of it that this process makes resident."""
+        return self.part[1] - self.part[0]
+
+    def commit(self, team: int, progress: LoadProgress) -> None:
+        """Have the system hold this process's part now, what is there stays. Raises MemoryError."""
+        first, end = self.part
+        at = first // mmap.PAGESIZE * mmap.PAGESIZE
+        error = committed(
+            self._library, team, self.address + at, end - at, lambda done: progress(self.purpose, done, end - at)
+        )
+        if error:
+            raise refused(self.purpose, self.size, self._arithmetic, error)
+
+    def close(self) -> None:
+        if not self._map.closed:
+            del self._anchor
+            self._map.close()
 
 
 def committed(library: ctypes.CDLL, team: int, address: int, size: int, told: Callable[[int], None]) -> int:

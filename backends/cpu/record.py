@@ -51,7 +51,6 @@ from backends.cpu.collective import CpuCollective
 from backends.cpu.memory import Arena
 from backends.cpu.stored import Elsewhere, StoredWeights
 from backends.cpu.widths import FLOAT_BYTES, padded
-from backends.quant import QuantType
 
 DOUBLE_BYTES = 8
 INT_BYTES = 4
@@ -145,21 +144,11 @@ class Plan:
             abi.KvGroup(slots, window, int(partial.get(group, True))) for group, (slots, window) in enumerate(sizes)
         ]
 
-    def kv_layer_bytes(self, layer: int) -> tuple[int, int]:
-        """Bytes of one layer's K and V. V rows are padded to 16 dims; Q8_0 has none to pad (`capability`)."""
-        shape = self.kv.layers[layer]
-        rows = self.kv.group_slots[shape.group] * shape.kv_heads
-        if self.kv.type is QuantType.Q8_0:
-            each = rows * self.kv.type.row_bytes(shape.head_dim)
-            return each, each
-        each = rows * self.kv.type.block_bytes
-        return each * shape.head_dim, each * padded(shape.head_dim)
-
 
 class Recorder:
     """Turns a placed plan into native steps. Keeps alive what the steps point to (`parts`)."""
 
-    def __init__(self, plan: Plan, kv_addresses: Sequence[tuple[int, int]], states: int = 0) -> None:
+    def __init__(self, plan: Plan, kv_addresses: Sequence[tuple[int, int]], states: delta.Held) -> None:
         self._plan = plan
         self._kv = kv_addresses
         self._states = states
@@ -383,7 +372,7 @@ class Recorder:
         plan = self._plan
         at = self._at("alpha", op.alpha)
         alpha, convolved = (at["alpha"], at["alpha_stride"]), plan.workspace.address(plan.convolved)
-        detail = delta.record(op, plan.states, self._states, alpha, convolved, self._vector)
+        detail = delta.record(op, self._states, alpha, convolved, self._vector)
         self._parts.append(detail)
         self._emit(
             abi.STEP_DELTA,

@@ -1,4 +1,4 @@
-"""Weights and KV rows that the ranks of one box hold together: `--memory unified`.
+"""Weights that the ranks of one box hold together: `--memory unified`.
 
 All ranks map the same memory. They agree on what lies where without a word: each makes the arena of the *whole* model
 from the same op list, so the offsets are the same. Each packs a part of the weights (dealt out by bytes), and
@@ -13,23 +13,18 @@ A part of a tensor is a view where its runs of rows begin and end with groups of
 columns are one run of whole blocks. What is not (a few numbers for each head, biases of experts by columns, the
 columns of a tiled delta net) is packed by each rank for itself, in its own arena; a tensor that no rank can view is not
 in the common one at all.
-
-The KV pool is one for all where every rank has all attention layers: a slot's row is the slot, whoever owns it. Rows
-that another rank keeps go into the page behind the pool, which nobody reads.
 """
 
 from __future__ import annotations
 
 import ctypes
-import mmap
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from backends.base import Collective, ExpertMatrix, LoadProgress, PartOf, Shared, Stamp, TensorView
-from backends.cpu.memory import Arena, committed, refused
+from backends.base import Collective, ExpertMatrix, PartOf, Shared, Stamp, TensorView
+from backends.cpu.memory import Arena
 from backends.cpu.stored import MATRIX, STACK, VECTOR, StoredRun, StoredWeight, StoredWeights
 from backends.cpu.widths import FLOAT_BYTES
 from backends.quant import QuantType
@@ -38,44 +33,6 @@ GROUP_ROWS = 16
 PACKED = "weights packed"
 MEETINGS = 16
 """How often ranks wait for each other while they pack."""
-
-
-class SharedMapping:
-    """`size` bytes of the shared memory `fd`, mapped; the first rank that comes gives it its size. Raises MemoryError
-    with the arithmetic where there is no room."""
-
-    def __init__(self, fd: int, size: int, purpose: str, arithmetic: str) -> None:
-        self.size, self.purpose, self._arithmetic = size, purpose, arithmetic
-        self.filled_here = 0
-        """Bytes of it that this process makes resident."""
-        try:
-            os.ftruncate(fd, max(size, 1))
-            self._map = mmap.mmap(fd, max(size, 1))
-        except OSError as error:
-            raise refused(purpose, size, arithmetic, error.errno or 0) from error
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            try:
-                self._map.madvise(mmap.MADV_HUGEPAGE)
-            except OSError:
-                pass  # an offer: a system without huge pages for shared memory uses small ones
-        self._anchor = ctypes.c_char.from_buffer(self._map)
-        self.address = ctypes.addressof(self._anchor)
-
-    def commit(self, library: ctypes.CDLL, team: int, part: tuple[int, int], progress: LoadProgress) -> None:
-        """Have the system hold bytes part[0] .. part[1] now, what is there stays. Raises MemoryError."""
-        first, end = part
-        self.filled_here = end - first
-        at = first // mmap.PAGESIZE * mmap.PAGESIZE
-        error = committed(
-            library, team, self.address + at, end - at, lambda done: progress(self.purpose, done, end - at)
-        )
-        if error:
-            raise refused(self.purpose, self.size, self._arithmetic, error)
-
-    def close(self) -> None:
-        if not self._map.closed:
-            del self._anchor
-            self._map.close()
 
 
 class SharedWeights:
@@ -112,14 +69,9 @@ class SharedWeights:
         return self._shared.weights_fd
 
     @property
-    def kv_fd(self) -> int | None:
-        """Of the KV pool of all ranks; None where each has its own."""
-        return self._shared.kv_fd if self._shared.kv else None
-
-    def my_bytes(self, whole: int) -> tuple[int, int]:
-        """(first, end) of the part of `whole` bytes that this rank makes resident."""
-        rank, ranks = self._shared.rank, self._shared.ranks
-        return whole * rank // ranks, whole * (rank + 1) // ranks
+    def packed(self) -> bool:
+        """Whether an earlier bind has filled the arena."""
+        return self._shared.packed
 
     @property
     def size(self) -> int:

@@ -23,7 +23,10 @@ from backends.base import (
     LoadProgress,
     Op,
     OpenOptions,
+    PoolParts,
+    Pools,
     Shared,
+    SharedPools,
     StatePool,
     TensorView,
 )
@@ -60,6 +63,10 @@ class ReferenceBackend:
     def capabilities(self) -> tuple[Capability, ...]:
         return self._table
 
+    def pools(self, kv: KvPool, states: StatePool, progress: LoadProgress, shared: SharedPools | None = None) -> Pools:
+        """Raises ValueError."""
+        raise ValueError("reference keeps rows and states in arrays of its programs: nobody else can hold them")
+
     def bind(
         self,
         ops: Sequence[Op],
@@ -70,10 +77,11 @@ class ReferenceBackend:
         states: StatePool = NO_STATES,
         collective: Collective | None = None,
         shared: Shared | None = None,
+        parts: PoolParts | None = None,
     ) -> ReferenceProgram:
         """Raises Unsupported, MemoryError, and ValueError for exchanges that do not go with `collective`, or for memory
         that ranks share."""
-        if shared is not None:
+        if shared is not None or parts is not None:
             raise ValueError("reference keeps its weights dense in memory of its own: ranks cannot share them")
         refuse_missing(self.facts.backend, self._table, ops, weights, kv)
         check_exchanges(ops, collective)

@@ -19,28 +19,29 @@ _KINDS = {1: "sum", 2: "gather", 3: "message", 4: "merge"}
 
 
 class ActsMemory:
-    """The acts of one life, and with `unified` memory for the weights and KV rows that ranks hold together (empty here:
-    the ranks give it its size). `fd`, `weights_fd` and `kv_fd` are for the ranks to inherit. Raises OSError where there
-    is no memory for it."""
+    """The acts of one life, and with `unified` memory for the weights, KV rows and states that ranks hold together
+    (empty here: the ranks give it its size). `fd`, `weights_fd`, `kv_fd` and `state_fd` are for the ranks to inherit.
+    Raises OSError where there is no memory for it."""
 
     def __init__(self, ranks: int, sizes: ActSizes, *, unified: bool = False) -> None:
         self.sizes = sizes
         self.shape: ActShape = fleet_shape(
             ranks, sizes.piece_floats, sizes.message_floats, sizes.token_floats, sizes.depth
         )
-        self.weights_fd = self.kv_fd = -1
+        self.weights_fd = self.kv_fd = self.state_fd = -1
         self.fd = make_memory(self.shape)
         try:
             if unified:
                 self.weights_fd = nameless("homeserve-weights")
                 self.kv_fd = nameless("homeserve-kv")
+                self.state_fd = nameless("homeserve-state")
         except OSError:
             self.close()
             raise
 
     @property
     def fds(self) -> tuple[int, ...]:
-        return tuple(fd for fd in (self.fd, self.weights_fd, self.kv_fd) if fd >= 0)
+        return tuple(fd for fd in (self.fd, self.weights_fd, self.kv_fd, self.state_fd) if fd >= 0)
 
     def positions(self) -> dict[str, Any]:
         """Counters and last stamps, as plain data. They are read while ranks may write: each value is whole, and two of
@@ -58,7 +59,7 @@ class ActsMemory:
         """Give the memory up: it goes with the last rank that has it."""
         for fd in self.fds:
             os.close(fd)
-        self.fd = self.weights_fd = self.kv_fd = -1
+        self.fd = self.weights_fd = self.kv_fd = self.state_fd = -1
 
     def _mailbox(self, rank: int, at: int) -> dict[str, Any]:
         """Piece number n, counted from 1, lies in half n mod 2."""

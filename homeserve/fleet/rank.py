@@ -101,6 +101,7 @@ class RankProcess:
             acts_fd=acts.fd if acts is not None else -1,
             weights_fd=acts.weights_fd if acts is not None else -1,
             kv_fd=acts.kv_fd if acts is not None else -1,
+            state_fd=acts.state_fd if acts is not None else -1,
             piece_floats=sizes.piece_floats,
             message_floats=sizes.message_floats,
             token_floats=sizes.token_floats,
@@ -115,7 +116,7 @@ class RankProcess:
         os.write(write_fd, encode(self._boot))  # far below what a pipe holds
         os.close(write_fd)
         boot = self._boot
-        every = (boot.log_fd, boot.report_fd, boot.stacks_fd, boot.acts_fd, boot.weights_fd, boot.kv_fd)
+        every = (boot.log_fd, boot.report_fd, boot.stacks_fd, boot.acts_fd, boot.weights_fd, boot.kv_fd, boot.state_fd)
         shared = [fd for fd in every if fd >= 0]
         try:
             self.process = await asyncio.create_subprocess_exec(

@@ -41,6 +41,7 @@ from backends.base import (
     Rope,
     SendRows,
     StateLayer,
+    StatePart,
     TensorView,
 )
 from backends.quant import QuantType
@@ -71,7 +72,8 @@ from homeserve.models.tensors import SOURCE, TensorSource
 @dataclass(frozen=True)
 class Bound:
     """What one rank runs. `kv_layers[i]` is the pool layer that ops address as i, `state_layers` likewise the recurrent
-    ones; `windows` are the KV groups of the whole model that keep the last tokens only (`kv_windows`). `takes` and
+    ones; `kv_places` and `state_parts` say which layers, and what part of them, they are in pools of the whole model.
+    `windows` are the KV groups of the whole model that keep the last tokens only (`kv_windows`). `takes` and
     `gives` are the buffers that come from the previous rank and go to the next one (empty at the ends of the model).
     `embedding_ranks` look up rows by token, so they must know the tokens of a batch; `samples`: the logits are here."""
 
@@ -87,6 +89,8 @@ class Bound:
     share: Share | None = None
     embedding_ranks: tuple[int, ...] = (0,)
     samples: bool = True
+    kv_places: tuple[int, ...] = ()
+    state_parts: tuple[StatePart, ...] = ()
 
     @property
     def embeds(self) -> bool:
@@ -163,7 +167,8 @@ class _Build:
         self._ropes: dict[RopeFacts, Rope] = {}
         # Where only layers without stages lie before, the residual arrives and nothing is owed on it.
         self.windows = kv_windows(family, config)
-        self.list = OpList(config.hidden, source, self.windows, owed=self._is_owed())
+        self._kv_before, states_before = self._layers_before()
+        self.list = OpList(config.hidden, source, self.windows, states_before, owed=self._is_owed())
         self.takes = self.list.stream() if layers.start else ()
 
     def all_ops(self) -> Mapping[int, tuple[Stage, ...]]:
@@ -237,6 +242,8 @@ class _Build:
             self.share,
             self._embedding_ranks(),
             self.share is None or self.share.is_last,
+            tuple(range(self._kv_before, self._kv_before + len(self.list.kv_layers))),
+            tuple(self.list.state_parts),
         )
 
     def _embedding_ranks(self) -> tuple[int, ...]:
@@ -258,6 +265,12 @@ class _Build:
             if stages := self.family.stage_facts(self.config, layer):
                 return not stages[-1].update.scales_residual
         return False
+
+    def _layers_before(self) -> tuple[int, int]:
+        """(layers with K and V of their own, recurrent layers) of the model before this rank's."""
+        before = [stage for at in range(self.layers.start) for stage in self.family.stage_facts(self.config, at)]
+        kv = sum(isinstance(stage, Attention) and stage.kv_source is None for stage in before)
+        return kv, sum(isinstance(stage, GatedDeltaNet) for stage in before)
 
     def _rope_factors(self, facts: RopeFacts) -> tuple[float, ...]:
         if not facts.factor_tensor:

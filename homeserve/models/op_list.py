@@ -20,6 +20,7 @@ from backends.base import (
     Op,
     Scale,
     StateLayer,
+    StatePart,
     SumRows,
     Weight,
     Zero,
@@ -35,16 +36,21 @@ def held(weight: Weight | None) -> Weight | None:
 
 class OpList:
     """`kv_index[layer]` is the pool layer that holds the K and V of a global layer; `state_layers` likewise in order of
-    the recurrent layers. `windows` are those of the whole model: layers of windows[i] lie in KV group i + 1. `owed` is
+    the recurrent layers, and `state_parts` what they are of the whole model's, of which `states_before` come before
+    those of this list. `windows` are those of the whole model: layers of windows[i] lie in KV group i + 1. `owed` is
     the update that nobody has added to the residual yet."""
 
-    def __init__(self, hidden: int, source: TensorSource, windows: tuple[int, ...] = (), *, owed: bool) -> None:
+    def __init__(
+        self, hidden: int, source: TensorSource, windows: tuple[int, ...] = (), states_before: int = 0, *, owed: bool
+    ) -> None:
         self.source = source
         self.ops: list[Op] = []
         self.windows = windows
         self.kv_layers: list[KvLayer] = []
         self.kv_index: dict[int, int] = {}
         self.state_layers: list[StateLayer] = []
+        self.state_parts: list[StatePart] = []
+        self._states = states_before
         self.x = Buffer("x", hidden)
         self.update = Buffer("update", hidden)
         self.normed = Buffer("normed", hidden)
@@ -118,6 +124,13 @@ class OpList:
         weight = self.source.take(names[role], rows, cols)
         bias = self.source.take(names[f"{role}.bias"], 1, rows) if biased else None
         return LinearPart(weight, out, held(bias))
+
+    def keep_state(self, own: StateLayer | None, first_key: int) -> None:
+        """The next recurrent layer of the model: what this rank keeps of its state, from key head `first_key` on."""
+        if own is not None:
+            self.state_layers.append(own)
+            self.state_parts.append(StatePart(self._states, first_key))
+        self._states += 1
 
     def linear(self, src: Buffer, *parts: LinearPart) -> None:
         """The matrices of which this rank has something."""

@@ -58,8 +58,9 @@ def delta_net(out: OpList, stage: GatedDeltaNet, layer: int, names: Names) -> No
     weights = (*_delta_in(out, stage, names), *_delta_gates(out, stage, names))
     buffers = (mixed, z, beta, alpha)
     out.linear(out.normed, *(LinearPart(weight, to) for weight, to in zip(weights, buffers, strict=True)))
+    own = StateLayer(conv.rows, stage.kernel, heads, stage.key_dim, value_dim) if heads else None
+    out.keep_state(own, out.source.first_row(names["ssm_conv1d"]) // stage.key_dim)
     if heads:
-        out.state_layers.append(StateLayer(conv.rows, stage.kernel, heads, stage.key_dim, value_dim))
         out.add(
             DeltaNet(
                 mixed,

@@ -123,6 +123,10 @@ class TensorSource:
         """Columns, or elements of a vector, of the `whole` ones that are held here."""
         return sum(piece.width for piece in self.splits[name][self.rank]) if name in self.splits else whole
 
+    def first_row(self, name: str) -> int:
+        """Of the rows that are held here; 0 where none are."""
+        return next((run.first for piece in self._pieces(name) for run in piece.rows), 0)
+
     def rows_by_rank(self, name: str, first: int, end: int) -> tuple[int, ...] | None:
         """How many of the rows first..end each rank holds; None where every rank has all of them."""
         window = Run(first, end)

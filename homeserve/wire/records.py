@@ -331,7 +331,9 @@ class Boot(_Record, frozen=True):
     weights_fd: int = -1
     """Memory that all ranks share (unified memory), -1 where each has its own: packed weights,"""
     kv_fd: int = -1
-    """and KV rows."""
+    """KV rows,"""
+    state_fd: int = -1
+    """and states of recurrent layers."""
     transit_fd: int = -1
     """Memory through which ranks hand each other what moves at a flip, -1 where there is none."""
 

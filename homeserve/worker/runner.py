@@ -25,9 +25,13 @@ from backends.base import (
     KvPool,
     Limits,
     LoadProgress,
+    MemoryRegion,
     OpenOptions,
+    PoolParts,
+    Pools,
     Program,
     Shared,
+    SharedPools,
     StatePool,
     Unsupported,
 )
@@ -66,6 +70,7 @@ class Runner:
         self._progress = progress
         self._backend: Backend | None = None
         self._program: Program | None = None
+        self._pools: Pools | None = None
         self._lanes: Lanes | None = None
         self._kv_slots = 0
         self._collective: Collective | None = None
@@ -94,10 +99,11 @@ class Runner:
 
     def close(self) -> None:
         """Give the device back."""
-        for held in (self._program, self._collective, self._backend):
+        for held in (self._program, self._pools, self._collective, self._backend):
             if held is not None:
                 held.close()
-        self._program = self._backend = self._lanes = self._collective = self._sender = self._receiver = None
+        self._program = self._pools = self._backend = None
+        self._lanes = self._collective = self._sender = self._receiver = None
 
     def waited_us(self) -> int:
         """Time that this rank has waited for others since the load."""
@@ -140,15 +146,22 @@ class Runner:
             limits = Limits(spec.rows, spec.logit_rows, spec.lanes, spec.lane_pages)
             self._collective = self._open_collective(options)
             divided = share is not None and share.divides
-            shared = None if whole is None else self._shared(whole, fleet, divided=divided)
+            shared = None if whole is None else self._shared(whole, fleet)
             every = _pool(bound, spec)
-            places = _places(every, spec, boot.rank, one_pool=shared is not None and shared.kv)
+            places = _places(every, spec, boot.rank, one_pool=whole is not None)
             state_slots = max(spec.lanes, spec.state_slots) if spec.state_slots or bound.state_layers else 0
-            kv = every if places is None else bound.kv_pool(places.slots[0], every.type, places.slots[1:])
+            slots = every.group_slots if places is None else places.slots
+            if whole is not None:
+                slots = tuple(own + PAGE_LEN for own in every.group_slots)
+            kv = bound.kv_pool(slots[0], every.type, slots[1:])
             try:
-                states = StatePool(bound.state_layers, state_slots if bound.state_layers else 0)
+                states = _states(bound, state_slots)
+                parts = None
+                if whole is not None:
+                    pool = whole.kv_pool(slots[0], every.type, slots[1:])
+                    parts = self._pool_parts(backend, bound, pool, _states(whole, state_slots))
                 self._program = backend.bind(
-                    bound.ops, bound.weights, kv, limits, self._progress, states, self._collective, shared
+                    bound.ops, bound.weights, kv, limits, self._progress, states, self._collective, shared, parts
                 )
             except Unsupported as error:
                 raise UnsupportedModel(str(error), fix="use another backend or another quantisation") from error
@@ -169,16 +182,28 @@ class Runner:
         if self._collective is not None:
             self._exchange_tokens(self._collective, bound, lanes)
         facts = backend.facts
+        lines, regions = self._held()
         return RankFacts(
             facts.backend,
             facts.name,
             facts.isa,
             facts.threads,
             facts.batch_invariant,
-            tuple(self._program.memory_lines().items()),
+            tuple(lines.items()),
             None if divided else (bound.layers.start, bound.layers.stop),
-            tuple((region.line, region.address, region.bytes) for region in self._program.memory_regions()),
+            tuple((region.line, region.address, region.bytes) for region in regions),
         )
+
+    def _held(self) -> tuple[dict[str, int], list[MemoryRegion]]:
+        """Bytes by ledger line, and where they lie: the program's, and those of pools that it does not own."""
+        lines: dict[str, int] = {}
+        regions: list[MemoryRegion] = []
+        for held in (self._program, self._pools):
+            if held is not None:
+                regions += held.memory_regions()
+                for line, size in held.memory_lines().items():
+                    lines[line] = lines.get(line, 0) + size
+        return lines, regions
 
     def _open_collective(self, options: OpenOptions) -> Collective | None:
         """This rank's end of what the ranks exchange; None where they exchange nothing."""
@@ -192,10 +217,17 @@ class Runner:
         timeout_s, spin_us = boot.exchange_timeout_s, boot.spin_us
         return open_collective(options, boot.acts_fd, shape, boot.rank, timeout_s=timeout_s, spin_us=spin_us)
 
-    def _shared(self, whole: Bound, fleet: Sequence[Bound], *, divided: bool) -> Shared:
-        """What this rank holds together with the others: weights, and KV rows where all have the same layers."""
+    def _shared(self, whole: Bound, fleet: Sequence[Bound]) -> Shared:
+        """The weights that this rank holds together with the others."""
         boot, parts = self._boot, [(each.ops, each.weights) for each in fleet]
-        return Shared(boot.rank, boot.ranks, whole.ops, whole.weights, boot.weights_fd, boot.kv_fd, divided, parts)
+        return Shared(boot.rank, boot.ranks, whole.ops, whole.weights, boot.weights_fd, parts)
+
+    def _pool_parts(self, backend: Backend, bound: Bound, kv: KvPool, states: StatePool) -> PoolParts:
+        """What of the pools of the whole model, which all ranks hold together, is this rank's."""
+        boot = self._boot
+        shared = SharedPools(boot.rank, boot.ranks, boot.kv_fd, boot.state_fd)
+        self._pools = backend.pools(kv, states, self._progress, shared)
+        return PoolParts(self._pools, bound.kv_places, bound.state_parts)
 
     def _exchange_tokens(self, collective: Collective, bound: Bound, lanes: Lanes) -> None:
         rank, sampler = self._boot.rank, self._boot.ranks - 1
@@ -274,6 +306,10 @@ def _places(pool: KvPool, spec: LoadSpec, rank: int, *, one_pool: bool) -> PageP
     if spec.layout != TENSOR or len(spec.token_vector) < 2:
         return None
     return (shared_pages if one_pool else own_pages)(pool.group_slots, spec.token_vector, rank)
+
+
+def _states(bound: Bound, slots: int) -> StatePool:
+    return StatePool(bound.state_layers, slots if bound.state_layers else 0)
 
 
 def _waited_us(counts: Counts) -> int:

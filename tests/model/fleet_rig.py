@@ -2,8 +2,9 @@
 
 Every rank binds its own share on a backend of its own and exchanges over a paper wire, so a list in which two ranks
 miss each other ends at once; or over shared memory, as between processes. KV pages lie where the owner rule of the
-token vector says; rows of others go into the padding page. `unified`: ranks hold weights together, and in the tensor
-layout one KV pool in which a page's place is the page.
+token vector says; rows of others go into the padding page. `unified`: ranks hold weights, KV rows and states together,
+each once, and a page's place is the page. A fleet may be made `over` another one in another layout: the same devices,
+exchanges, weights and pools, as when a layout changes and nothing moves.
 """
 
 from __future__ import annotations
@@ -13,11 +14,26 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from ranks import Group, on_paper
 
-from backends.base import PAGE_LEN, Backend, Batch, Limits, Op, OpenOptions, Program, Shared, StatePool, TensorView
+from backends.base import (
+    PAGE_LEN,
+    Backend,
+    Batch,
+    Limits,
+    Op,
+    OpenOptions,
+    PoolParts,
+    Pools,
+    Program,
+    Shared,
+    SharedPools,
+    StatePool,
+    TensorView,
+)
 from backends.quant import QuantType
 from backends.reference.backend import ReferenceBackend
 from homeserve.layouts.cut import cut_of_ranges, legal_ends
@@ -68,7 +84,8 @@ def cut_near(ratio: Sequence[int], layers: int, sources: Mapping[int, int]) -> l
 @dataclass
 class Fleet:
     """`ratio` is the pipeline ratio or the weight vector. `change` may replace a rank's ops before they run. `backend`
-    opens a rank's device, `group` is how they exchange (None: on paper)."""
+    opens a rank's device, `group` is how they exchange (None: on paper). `later`: layout and ratio of a fleet that will
+    be made over this one, which must be able to view the weights, too."""
 
     family: Family
     config: ModelConfig
@@ -80,26 +97,42 @@ class Fleet:
     backend: Callable[[], Backend] = lambda: ReferenceBackend(OpenOptions())
     group: Group | None = None
     unified: bool = False
+    later: tuple[str, Sequence[int]] | None = None
+    over: Fleet | None = None
     bounds: list[Bound] = field(default_factory=list)
     seq: int = 0
 
     def __post_init__(self) -> None:
-        shares = shares_of(self.layout, self.ratio, self.family, self.config, self.tensors)
-        self.bounds = [bind(self.family, self.config, self.tensors, share) for share in shares]
-        self.acts = self.group or on_paper(len(shares))
-        self.devices = [self.backend() for _ in shares]
-        vector = self.token_vector if self.layout == "tensor" and len(shares) > 1 else (1,)
+        self.bounds, before = self._bounds(self.layout, self.ratio), self.over
+        ranks = range(len(self.bounds))
+        self.acts = before.acts if before else self.group or on_paper(len(ranks))
+        self.devices = before.devices if before else [self.backend() for _ in ranks]
+        vector = self.token_vector if self.layout == "tensor" and len(ranks) > 1 else (1,)
         self.rule = OwnerRule.of(vector)
         groups = 1 + len(self.bounds[0].windows)
         pages = LANES * LANE_PAGES
         self.rows = group_rows([pages * PAGE_LEN] * groups, self.rule)
         self.whole = bind(self.family, self.config, self.tensors)
-        self.memory = [os.memfd_create("weights"), os.memfd_create("kv")] if self.unified else []
-        ranks = range(len(self.bounds))
+        self.viewers = before.viewers if before else self.bounds + self._bounds(*(self.later or (self.layout, ())))
+        names = ("weights", "kv", "state") if self.unified else ()
+        self.memory = before.memory if before else [os.memfd_create(name) for name in names]
+        self.pools: list[Pools] = before.pools if before else [self._pools(rank) for rank in ranks if self.unified]
         self.programs = self.acts.together(self._program) if self.unified else [self._program(rank) for rank in ranks]
         self.states = np.arange(LANES, dtype=np.int32)[::-1].copy()
         rng = np.random.default_rng(11)
         self.tables = np.stack([rng.permutation(pages).reshape(LANES, LANE_PAGES) for _ in range(groups)])
+
+    def _bounds(self, layout: str, ratio: Sequence[int]) -> list[Bound]:
+        if not ratio:
+            return []
+        shares = shares_of(layout, ratio, self.family, self.config, self.tensors)
+        return [bind(self.family, self.config, self.tensors, share) for share in shares]
+
+    def _pools(self, rank: int) -> Pools:
+        own = [rows + PAGE_LEN for rows in self._rows(rank)]
+        kv = self.whole.kv_pool(own[0], QuantType.F32, own[1:])
+        shared = SharedPools(rank, len(self.bounds), *self.memory[1:])
+        return self.devices[rank].pools(kv, _states(self.whole), lambda *_: None, shared)
 
     def _program(self, rank: int) -> Program:
         bound = self.bounds[rank]
@@ -110,28 +143,31 @@ class Fleet:
             bound.kv_pool(own[0], QuantType.F32, own[1:]),
             Limits(rows=ROWS, logit_rows=ROWS, lanes=LANES, lane_pages=LANE_PAGES),
             lambda *_: None,
-            StatePool(bound.state_layers, LANES if bound.state_layers else 0),
+            _states(bound),
             self.acts.acts[rank] if len(self.bounds) > 1 else None,
-            **({"shared": self._shared(rank)} if self.unified else {}),
+            **(self._together(rank) if self.unified else {}),
         )
 
-    def _shared(self, rank: int) -> Shared:
-        tensor = self.layout == "tensor"
-        fleet = [(bound.ops, bound.weights) for bound in self.bounds]
-        return Shared(rank, len(self.bounds), self.whole.ops, self.whole.weights, *self.memory, tensor, fleet)
-
-    @property
-    def one_pool(self) -> bool:
-        return self.unified and self.layout == "tensor"
+    def _together(self, rank: int) -> dict[str, Any]:
+        """What ranks of one memory are given besides."""
+        bound, fleet = self.bounds[rank], [(each.ops, each.weights) for each in self.viewers]
+        whole = self.whole.ops, self.whole.weights
+        shared = Shared(rank, len(self.bounds), *whole, self.memory[0], fleet, packed=self.over is not None)
+        return {"shared": shared, "parts": PoolParts(self.pools[rank], bound.kv_places, bound.state_parts)}
 
     def _rows(self, rank: int) -> list[int]:
         """Of each KV group: rows of the rank's pool, without the padding."""
-        if self.one_pool:
+        if self.unified:
             return [group.slots for group in self.rows]
         return [group.tensor_padding[self._place(rank)] for group in self.rows]
 
     def close(self) -> None:
-        for held in (*self.programs, *self.devices):
+        """Of what another fleet has made the programs alone."""
+        for program in self.programs:
+            program.close()
+        if self.over is not None:
+            return
+        for held in (*self.pools, *self.devices):
             held.close()
         for fd in self.memory:
             os.close(fd)
@@ -160,7 +196,7 @@ class Fleet:
             for lane, row_places in enumerate(places):
                 for at, (owner, row) in enumerate(row_places):
                     if owner == self._place(rank):
-                        tables[group, lane, at] = known[lane, at] if self.one_pool else row // PAGE_LEN
+                        tables[group, lane, at] = known[lane, at] if self.unified else row // PAGE_LEN
             padding = self._rows(rank)[group]
             pages = tables[group][batch.lanes, batch.positions // PAGE_LEN]
             slots[group] = np.where(pages < 0, padding, pages * PAGE_LEN) + batch.positions % PAGE_LEN
@@ -175,3 +211,7 @@ class Fleet:
         """Ranks that keep rows of a request of so many tokens, in the group that keeps all."""
         pages = self.tables[0][lane][: -(-tokens // PAGE_LEN)]
         return {self.rule.place(int(page) * PAGE_LEN)[0] for page in pages}
+
+
+def _states(bound: Bound) -> StatePool:
+    return StatePool(bound.state_layers, LANES if bound.state_layers else 0)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.cpu.record import Plan as CpuProgram
+from backends.cpu.pools import kv_layer_bytes
 from backends.quant import QuantType
 from budget.advice import Subject, answer, changed
 from budget.ceilings import ceilings
@@ -142,8 +142,7 @@ def test_the_line_is_what_the_cpu_maps(arch: str, kv_type: str) -> None:
     slots = made.window_slots
     assert tuple(slots) == bound.windows and (arch == "qwen3") == (not slots)
     pool = bound.kv_pool(made.kv_tokens, QuantType[kv_type.upper()], tuple(slots.values()))
-    program: Any = SimpleNamespace(kv=pool)
-    held = [CpuProgram.kv_layer_bytes(program, layer) for layer in range(len(pool.layers))]
+    held = [kv_layer_bytes(pool, layer) for layer in range(len(pool.layers))]
     assert line(made, "kv") == sum(k + v for k, v in held)
 
 

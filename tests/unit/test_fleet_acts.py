@@ -22,13 +22,13 @@ def open_descriptors() -> set[str]:
 def test_each_descriptor_is_closed_once(unified: bool) -> None:
     before = open_descriptors()
     memory = ActsMemory(2, SIZES, unified=unified)
-    assert len(open_descriptors() - before) == len(memory.fds) == (3 if unified else 1)
+    assert len(open_descriptors() - before) == len(memory.fds) == (4 if unified else 1)
     memory.close()
     memory.close()
     assert open_descriptors() == before
 
 
-@pytest.mark.parametrize("failing", ["homeserve-weights", "homeserve-kv"])
+@pytest.mark.parametrize("failing", ["homeserve-weights", "homeserve-kv", "homeserve-state"])
 def test_where_the_system_has_no_more_nothing_is_left_open(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def make(label: str) -> int:
         if label == failing:

@@ -14,6 +14,12 @@
 //     [kernel - 1][channels]                       the last rows of `mixed`, oldest first
 //     [value heads][blocks of 16 columns][key_dim][16]      M, from `matrix_at` on; columns beyond value_dim stay zero
 //
+// A slot may hold more heads than the step has: those of the whole model, where ranks share one memory (`first_key`). Then the
+// step's q, k and value heads lie in the slot as they do in the model, in runs, and it touches nothing else of it:
+//
+//     the step's channels                     q q k k v v v v
+//     those of a slot, tiled value heads      . q q . | . k k . | . v v . . v v .
+//
 // What the first stage leaves for the second, a row: q and k of each key head, v of each value head, each padded to 16; then
 // b and e^g of each value head.
 #include <cmath>
@@ -43,7 +49,27 @@ HS_INLINE void store_upto(float *p, vf x, int count) {
     for (int i = 0; i < count; i++) p[i] = some[i];
 }
 
-int channels_of(const hs_delta &d) { return 2 * d.key_heads * d.key_dim + d.value_heads * d.value_dim; }
+int64_t window_channels(const hs_delta &d) {
+    return 2 * static_cast<int64_t>(d.state_key_heads) * d.key_dim + static_cast<int64_t>(d.state_value_heads) * d.value_dim;
+}
+
+// The heads of a convolution: q of each key head, k of each, v of each value head. Where one begins in a row of `mixed`,
+int channel_at(const hs_delta &d, int head) {
+    const int keys = 2 * d.key_heads;
+    return head < keys ? head * d.key_dim : keys * d.key_dim + (head - keys) * d.value_dim;
+}
+// which of the states' value heads one of the step's is,
+int state_head(const hs_delta &d, int value_head) {
+    if (d.tiled) return value_head / d.key_heads * d.state_key_heads + d.first_key + value_head % d.key_heads;
+    return d.first_key * (d.value_heads / d.key_heads) + value_head;
+}
+// and where one begins in a row of the window.
+int64_t window_at(const hs_delta &d, int head) {
+    if (head < d.key_heads) return static_cast<int64_t>(d.first_key + head) * d.key_dim;
+    if (head < 2 * d.key_heads) return static_cast<int64_t>(d.state_key_heads + d.first_key + head - d.key_heads) * d.key_dim;
+    return 2 * static_cast<int64_t>(d.state_key_heads) * d.key_dim +
+           static_cast<int64_t>(state_head(d, head - 2 * d.key_heads)) * d.value_dim;
+}
 
 // Offsets in a row of the first stage's results.
 int key_at(const hs_delta &d) { return d.key_heads * padded(d.key_dim); }
@@ -61,8 +87,9 @@ int conv_parts(const hs_delta &d) {
     return (heads + each - 1) / each;
 }
 
-// The rows that the convolution of `row` sees, oldest first; null before the beginning of the sequence.
-void taps_of(const Run &run, const hs_step &step, int row, const float **taps) {
+// The rows that the convolution of `row` sees, oldest first; null before the beginning of the sequence. Returns how many of them
+// are rows of the window: those before the sequence's rows in the batch.
+int taps_of(const Run &run, const hs_step &step, int row, const float **taps) {
     const hs_delta &d = *step.delta;
     const int lane = run.batch.row_lanes[row], position = run.batch.positions[row];
     const float *window = state_of(run, d, lane);
@@ -71,19 +98,23 @@ void taps_of(const Run &run, const hs_step &step, int row, const float **taps) {
     for (int back = 0; back < d.kernel; back++) {
         const float *tap = nullptr;
         if (back <= before) tap = step.src + step.src_stride * (row - back);
-        else if (back <= position) tap = window + static_cast<int64_t>(d.kernel - 1 - (back - before)) * channels_of(d);
+        else if (back <= position) tap = window + (d.kernel - 1 - (back - before)) * window_channels(d);
         taps[d.kernel - 1 - back] = tap;
     }
+    return d.kernel - 1 - before;
 }
 
-// One head's channels from `from` on: convolved, silu, to `out`. Returns the sum of squares.
-float convolve_head(const hs_delta &d, const float *const *taps, int from, int dim, float *out) {
-    const int64_t channels = channels_of(d);
+// One head of `dim` channels: convolved, silu, to `out`. The first `old` of `rows` are of the window. Returns the sum of squares.
+float convolve_head(const hs_delta &d, const float *const *rows, int old, int head, int dim, float *out) {
+    const int from = channel_at(d, head);
+    const int64_t channels = channel_at(d, 2 * d.key_heads + d.value_heads), inside = window_at(d, head);
+    const float *taps[HS_DELTA_KERNEL_MOST];
+    for (int j = 0; j < d.kernel; j++) taps[j] = rows[j] ? rows[j] + (j < old ? inside : from) : nullptr;
     vf squares = set1(0.0f);
     for (int c = 0; c < dim; c += GROUP) {
         vf sum = set1(0.0f);
         for (int j = 0; j < d.kernel; j++)
-            if (taps[j]) sum = fma(load_upto(d.conv + channels * j + from + c, dim - c), load_upto(taps[j] + from + c, dim - c), sum);
+            if (taps[j]) sum = fma(load_upto(d.conv + channels * j + from + c, dim - c), load_upto(taps[j] + c, dim - c), sum);
         const vf y = silu_v(sum);
         squares = fma(y, y, squares);
         store(out + c, y);
@@ -181,14 +212,20 @@ void gated_norm(const hs_delta &d, const float *z, float *out) {
 // The window of a lane: the last kernel - 1 rows of `mixed`, its own new ones behind what is left of the old ones.
 void keep_window(const Run &run, const hs_step &step, int first, int rows) {
     const hs_delta &d = *step.delta;
-    const int64_t channels = channels_of(d);
+    const int64_t channels = window_channels(d);
+    const int heads = 2 * d.key_heads + d.value_heads;
     float *window = state_of(run, d, run.batch.row_lanes[first]);
     const int keep = d.kernel - 1, past = run.batch.positions[first];
     for (int i = 0; i < keep; i++) {
         const int at = rows - keep + i;   // of this batch's rows, or before them where negative
-        float *to = window + channels * i;
         const float *from = at >= 0 ? step.src + step.src_stride * (first + at) : at + past >= 0 ? window + channels * (i + rows) : nullptr;
-        for (int64_t c = 0; c < channels; c++) to[c] = from ? from[c] : 0.0f;
+        for (int h = 0; h < heads; h++) {
+            const int64_t inside = window_at(d, h);
+            const int dim = h < 2 * d.key_heads ? d.key_dim : d.value_dim;
+            float *to = window + channels * i + inside;
+            const float *own = from ? from + (at >= 0 ? channel_at(d, h) : inside) : nullptr;
+            for (int c = 0; c < dim; c++) to[c] = own ? own[c] : 0.0f;
+        }
     }
 }
 
@@ -211,18 +248,17 @@ void delta_conv_chunk(const Run &run, const hs_step &step, int chunk) {
     const int parts = conv_parts(d), row = chunk / parts, part = chunk % parts, each = heads_of_chunk(d);
     float *out = d.convolved + d.convolved_stride * row;
     const float *taps[HS_DELTA_KERNEL_MOST];
-    taps_of(run, step, row, taps);
+    const int old = taps_of(run, step, row, taps);
     if (part == 0) gates_of_row(step, row, out + gates_at(d));
     const int heads = 2 * d.key_heads + d.value_heads, last = (part + 1) * each < heads ? (part + 1) * each : heads;
     for (int h = part * each; h < last; h++) {
         if (h >= 2 * d.key_heads) {
             const int value = h - 2 * d.key_heads;
-            convolve_head(d, taps, 2 * d.key_heads * d.key_dim + value * d.value_dim, d.value_dim,
-                          out + value_at(d) + value * padded(d.value_dim));
+            convolve_head(d, taps, old, h, d.value_dim, out + value_at(d) + value * padded(d.value_dim));
             continue;
         }
         float *to = out + h * padded(d.key_dim);
-        const float squares = convolve_head(d, taps, h * d.key_dim, d.key_dim, to);
+        const float squares = convolve_head(d, taps, old, h, d.key_dim, to);
         float scale = 1.0f / std::sqrt(squares + d.eps);
         if (h < d.key_heads) scale /= std::sqrt(static_cast<float>(d.key_dim));
         scale_row(to, d.key_dim, scale);
@@ -256,7 +292,7 @@ void delta_rule_chunk(const Run &run, const hs_step &step, int chunk) {
                     d.key_dim,
                     d.value_dim};
     const int64_t block = static_cast<int64_t>(d.key_dim) * GROUP, blocks = padded(d.value_dim) / GROUP;
-    float *matrix = state_of(run, d, run.batch.row_lanes[first]) + d.matrix_at + blocks * block * h;
+    float *matrix = state_of(run, d, run.batch.row_lanes[first]) + d.matrix_at + blocks * block * state_head(d, h);
     int64_t at = 0;
     for (; at + 2 <= blocks; at += 2) recur<2>(head, matrix + block * at, static_cast<int>(at) * GROUP);
     for (; at < blocks; at++) recur<1>(head, matrix + block * at, static_cast<int>(at) * GROUP);

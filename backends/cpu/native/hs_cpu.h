@@ -129,7 +129,9 @@ typedef struct hs_delta {
     int32_t kernel; /* at most HS_DELTA_KERNEL_MOST */
     int32_t tiled;
     float eps;
-    int32_t reserved;
+    int32_t first_key;         /* of this step's key heads among those that the states hold */
+    int32_t state_key_heads;   /* how many key and value heads those are: of a rank that shares its states, */
+    int32_t state_value_heads; /* the model's; else its own */
     const float *alpha;
     int64_t alpha_stride;
     const float *conv;        /* [kernel, channels] */
