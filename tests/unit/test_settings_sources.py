@@ -10,7 +10,7 @@ import pytest
 
 from homeserve import settings
 from homeserve.errors import SettingError
-from homeserve.settings import Settings, flag, load, options, read_api_keys, variable
+from homeserve.settings import Settings, flag, flip_mode, flip_said, load, options, read_api_keys, variable
 
 LOCAL = {
     "model": "a.gguf", "model_id": "a", "context": 512, "host": "::1", "port": 1234, "ready_file": "r.json",
@@ -20,6 +20,7 @@ LOCAL = {
     "prefix_cache": False, "plan_timeout_s": 9.0, "log_format": "json", "log_level": "debug", "capture_dir": "cap",
     "cache_dir": "cache", "devices": "cpu:3", "layout": "tensor", "pipeline_ratio": (2, 1, 1),
     "weight_vector": (30, 17, 17), "token_vector": (28, 26, 20), "memory": "discrete",
+    "flip": "manual", "flip_dwell_s": 3.5, "park_deadline_s": 4.5, "image_spill": "images",
 }  # fmt: skip
 """A value other than the default for every option that has a meaning in this version."""
 
@@ -28,6 +29,7 @@ INERT = [name for name, option in options().items() if option.inert]
 
 
 OF_RANKS = ("layout", "pipeline_ratio", "weight_vector", "token_vector")
+OF_RANKS += ("flip", "flip_dwell_s", "park_deadline_s", "image_spill")
 """Options that say something about three ranks only where there are three."""
 
 
@@ -143,9 +145,37 @@ def test_the_model_is_positional_or_a_flag_but_not_two_things(tmp_path: Path) ->
             "is of the pipeline layout, and --layout is tensor",
         ),
         (
-            ["--devices", "cpu:2", "--pipeline-ratio", "2,1", "--token-vector", "2,1"],
+            ["--devices", "cpu:2", "--pipeline-ratio", "2,1", "--token-vector", "2,1", "--flip", "off"],
             "token_vector",
             "--pipeline-ratio is of the pipeline layout and --token-vector of the tensor layout; one serves",
+        ),
+        (["--flip", "sometimes"], "flip", "'sometimes' is not one of them"),
+        (["--flip", "auto"], "flip", "--flip auto: changes how several ranks hold a model, and there is one"),
+        (["--flip", "manual"], "flip", "--flip manual: changes how several ranks hold a model, and there is one"),
+        (
+            ["--devices", "cpu:2", "--flip", "auto", "--deterministic"],
+            "flip",
+            "--flip auto: in the tensor layout last digits depend on which ranks keep a request's pages",
+        ),
+        (["--flip-dwell-s", "3"], "flip_dwell_s", "is of the flip between layouts, and none is to be: there is one"),
+        (["--devices", "cpu:2", "--flip", "off", "--park-deadline-s", "3"], "park_deadline_s", "to be: --flip off"),
+        (["--devices", "cpu:2", "--park-deadline-s", "0"], "park_deadline_s", "outside 0.1 to 86400"),
+        (["--devices", "cpu:2", "--flip-dwell-s", "-1"], "flip_dwell_s", "outside 0 to 86400"),
+        (
+            ["--devices", "cpu:2", "--layout", "tensor", "--image-spill", "x"],
+            "image_spill",
+            "none is to be: the layout is chosen by --layout",
+        ),
+        (
+            ["--devices", "cpu:2", "--weight-vector", "2,1", "--image-spill", "x"],
+            "image_spill",
+            "none is to be: the layout is chosen by --weight-vector",
+        ),
+        (["--devices", "cpu:2", "--deterministic", "--image-spill", "x"], "image_spill", "to be: --deterministic"),
+        (
+            ["--devices", "cpu:2", "--memory", "unified", "--image-spill", "x"],
+            "image_spill",
+            "--image-spill: in unified memory no image of a layout is made",
         ),
         (["--model", " "], "model", "is empty"),
         (["--model", "a\0b"], "model", "zero byte"),
@@ -174,7 +204,9 @@ def test_a_flag_that_cannot_be_used_names_itself(argv: list[str], field: str, wo
         ("layout = 'tensor'", "layout", "needs several ranks"),
         ("devices = 'cpu:3'\nweight-vector = [2, 0, 1]", "weight_vector", "rank 1 must have a part"),
         ("pipeline-ratio = 2", "pipeline_ratio", "several ranks, and there is one"),
-        ("flip_dwell_s = 3", "flip_dwell_s", "this version does not have"),
+        ("flip_dwell_s = 3", "flip_dwell_s", "is of the flip between layouts"),
+        ("flip = false", "flip", "expected text"),
+        ("draft = 3", "draft", "this version does not have"),
         ("port = ", "homeserve.toml", "is not TOML"),
         ("fault = 'rank=0'", "fault", "no such setting"),
         ("sources = 'x'", "sources", "no such setting"),
@@ -186,6 +218,42 @@ def test_a_file_entry_that_cannot_be_used_is_named(text: str, field: str, words:
         load([], {}, tmp_path)
     assert caught.value.field == field
     assert words in caught.value.message and str(tmp_path) in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("words", "mode"),
+    [
+        ("", "off"),
+        ("--devices cpu:1", "off"),
+        ("--devices cpu:2", "auto"),
+        ("--devices cpu:2 --flip auto", "auto"),
+        ("--devices cpu:2 --flip manual", "manual"),
+        ("--devices cpu:2 --flip off", "off"),
+        ("--devices cpu:2 --layout tensor", "off"),
+        ("--devices cpu:2 --layout tensor --flip auto", "auto"),
+        ("--devices cpu:2 --layout pipeline --flip manual --token-vector 2,1", "manual"),
+        ("--devices cpu:2 --pipeline-ratio 2,1", "off"),
+        ("--devices cpu:2 --weight-vector 2,1 --token-vector 2,1", "off"),
+        ("--devices cpu:2 --weight-vector 2,1 --flip auto", "auto"),
+        ("--devices cpu:2 --pipeline-ratio 2,1 --weight-vector 2,1", "auto"),
+        ("--devices cpu:2 --pipeline-ratio 2,1 --weight-vector 2,1 --flip manual", "manual"),
+        ("--devices cpu:2 --deterministic", "off"),
+    ],
+)
+def test_what_a_flip_is_beside_the_other_settings(words: str, mode: str, tmp_path: Path) -> None:
+    said = load(words.split(), {}, tmp_path)
+    assert flip_mode(said) == mode
+    assert flip_said(said) == ("--flip auto" in words or "--flip manual" in words)
+
+
+def test_a_folder_may_be_off(tmp_path: Path) -> None:
+    ranks = ["--devices", "cpu:2"]
+    assert load([*ranks, "--image-spill", "off"], {}, tmp_path).image_spill is None
+    assert load(["--image-spill", "none"], {}, tmp_path).image_spill is None, "nothing is asked for"
+    (tmp_path / "homeserve.toml").write_text("image-spill = false\n")
+    assert load([], {}, tmp_path).image_spill is None
+    with pytest.raises(SettingError, match="--image-spill: is empty"):
+        load([*ranks, "--image-spill", " "], {}, tmp_path)
 
 
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:

@@ -1,0 +1,167 @@
+"""How one setting is said and checked: the same conversion for a flag, a variable and a line of a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from budget.ranks import CPU_RANKS_MOST
+from homeserve.errors import SettingError
+
+VECTOR_MAX = 64
+NUMBER_MAX = 1 << 20
+"""Numbers of a vector, and the largest of them."""
+
+_YES = {"on", "yes", "true", "1"}
+_NO = {"off", "no", "false", "0"}
+_NOTHING = {"off", "none", "false"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """How one field of `Settings` is said and checked.
+
+    `kind`: text | path | folder (a path, or off) | int | float | switch (on|off) | flag (present or not; on|off outside
+    argv) | vector (whole numbers with commas between, one for each rank; () is auto) | devices.
+    `later` maps values that a later version will know to the feature they need; `inert` lists the only values that an
+    option without its feature takes (then the whole option is a promise for later).
+    """
+
+    kind: str
+    help: str
+    group: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
+    inert: tuple[str, ...] = ()
+    metavar: str = ""
+    env: str = ""
+    zero: str = ""
+    """What 0 means, where it means "choose for me"."""
+
+    def convert(self, value: object, said: str, name: str) -> Any:
+        """The typed value of what a person wrote. Raises SettingError that names `said` (the flag, variable or key)."""
+        if self.inert:
+            return self._inert(value, said, name)
+        if self.kind == "vector":
+            return _vector(value, said, name)
+        if self.kind == "devices":
+            return _devices(value, said, name)
+        if self.kind in ("text", "path"):
+            return self._text(value, said, name)
+        if self.kind == "folder":
+            return None if str(value).strip().lower() in _NOTHING else self._text(value, said, name)
+        if self.kind in ("switch", "flag"):
+            return self._switch(value, said, name)
+        return self._number(value, said, name)
+
+    def _inert(self, value: object, said: str, name: str) -> str:
+        text = str(value).strip().lower()
+        if text not in self.inert:
+            raise SettingError(
+                f"{said}: this version does not have {self.help}; {value!r} cannot be used",
+                field=name,
+                fix=f"leave it out, or use {' or '.join(self.inert)}",
+            )
+        return text
+
+    def _text(self, value: object, said: str, name: str) -> str:
+        if not isinstance(value, str):
+            raise SettingError(f"{said}: expected text, found {value!r}", field=name, fix=f"write {name} as text")
+        text = value.strip()
+        if not text:
+            raise SettingError(f"{said}: is empty", field=name, fix="give it a value or leave it out")
+        if "\0" in text:
+            raise SettingError(f"{said}: holds a zero byte", field=name, fix="remove it")
+        if self.choices and text not in self.choices:
+            if text in self.later:
+                what = f"{said}: this version does not have {text!r}"
+            else:
+                what = f"{said}: {text!r} is not one of them{near(text, self.choices)}"
+            raise SettingError(what, field=name, fix=f"use {' or '.join(self.choices)}")
+        return os.path.expanduser(text) if self.kind in ("path", "folder") else text
+
+    def _switch(self, value: object, said: str, name: str) -> bool:
+        if isinstance(value, bool):
+            return value
+        text = str(value).strip().lower()
+        if text in _YES:
+            return True
+        if text in _NO:
+            return False
+        raise SettingError(f"{said}: expected on or off, found {value!r}", field=name, fix="use on or off")
+
+    def _number(self, value: object, said: str, name: str) -> int | float:
+        kind = "a whole number" if self.kind == "int" else "a number"
+        bad = SettingError(f"{said}: expected {kind}, found {value!r}", field=name, fix=f"use {self.range_text()}")
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise bad
+        if self.kind == "int" and isinstance(value, float):
+            raise bad
+        number: int | float
+        try:
+            number = int(value) if self.kind == "int" else float(value)
+        except ValueError:
+            raise bad from None
+        low, high = self.low, self.high
+        if number != number or (low is not None and number < low) or (high is not None and number > high):
+            raise SettingError(
+                f"{said}: {value} is outside {self.range_text()}", field=name, fix=f"use {self.range_text()}"
+            )
+        return number
+
+    def range_text(self) -> str:
+        text = f"{_plain(self.low)} to {_plain(self.high)}"
+        return f"{text} (0 = {self.zero})" if self.zero else text
+
+
+def _vector(value: object, said: str, name: str) -> tuple[int, ...]:
+    """Of `2,1,1`, in a file also of a list; () for auto."""
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    if text.strip().lower() == "auto":
+        return ()
+    fix = "write whole numbers from 1 on with commas between, such as 30,17,17"
+    parts = text.split(",")
+    if len(parts) > VECTOR_MAX:
+        raise SettingError(f"{said}: {len(parts)} numbers", field=name, fix=f"give at most {VECTOR_MAX}")
+    numbers = []
+    for rank, part in enumerate(parts):
+        word = part.strip()
+        if not word.isascii() or not word.removeprefix("-").isdigit() or len(word) > 12:
+            raise SettingError(f"{said}: {word[:40]!r} is not a whole number", field=name, fix=fix)
+        number = int(word)
+        if not 1 <= number <= NUMBER_MAX:
+            what = f"{said}: {number} is outside 1 to {NUMBER_MAX}"
+            raise SettingError(f"{what}: rank {rank} must have a part" if number < 1 else what, field=name, fix=fix)
+        numbers.append(number)
+    return tuple(numbers)
+
+
+def _devices(value: object, said: str, name: str) -> str:
+    """`auto`, `cpu`, or `cpu:N` for N ranks on the CPU (`cpu:0` is the CPU as the budget's page numbers it)."""
+    text, fix = str(value).strip().lower(), f"use cpu, or cpu:N for N ranks, 1 to {CPU_RANKS_MOST}"
+    if text in ("auto", "cpu"):
+        return text
+    count = text.removeprefix("cpu:")
+    if count == text or not (count.isascii() and count.isdigit()):
+        what = "this version computes on the CPU of one box alone"
+        raise SettingError(f"{said}: {what}; {value!r} cannot be used", field=name, fix=fix)
+    if len(count) > 6 or int(count) > CPU_RANKS_MOST:
+        what = f"{said}: {text[:40]} is more ranks than the CPU of one box may have: {CPU_RANKS_MOST}"
+        raise SettingError(what, field=name, fix=fix)
+    return f"cpu:{int(count)}" if int(count) > 1 else "cpu"
+
+
+def _plain(bound: float | None) -> str:
+    return "any" if bound is None else f"{bound:g}" if abs(bound) < 1e6 else str(int(bound))
+
+
+def near(word: str, known: Sequence[str]) -> str:
+    """`; did you mean X?` where X is close, else nothing."""
+    import difflib
+
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {found[0]}?" if found else ""

@@ -1,0 +1,128 @@
+"""Settings of ranks, layouts and the flip that must agree with one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from homeserve.errors import SettingError
+from homeserve.settings.table import Settings, flag, shown
+
+_LAYOUT_OF = {"pipeline_ratio": "pipeline", "weight_vector": "tensor", "token_vector": "tensor"}
+_OF_FLIP = ("flip_dwell_s", "park_deadline_s", "image_spill")
+_MORE_RANKS = "say --devices cpu:N with N from 2 on, or leave {} out"
+
+
+def check_together(settings: Settings) -> Settings:
+    """The same settings. Raises SettingError for those of ranks and layouts that contradict each other."""
+    given = _given(settings)
+    for check in _CHECKS:
+        check(settings, given)
+    return settings
+
+
+def flip_said(settings: Settings) -> bool:
+    """Whether somebody asked for a flip, so that one that cannot be is refused and not left out."""
+    return settings.flip != "off" and ("flip" in settings.sources or settings.flip != "auto")
+
+
+def flip_mode(settings: Settings) -> str:
+    """`auto`, `manual` or `off`: what `--flip` means beside the other settings.
+
+    A layout that was chosen stays unless a flip is asked for too, and so does the one that the numbers given are of.
+    """
+    if settings.flip == "off" or settings.ranks == 1:
+        return "off"
+    if flip_said(settings):
+        return settings.flip
+    one_layout = settings.layout != "auto" or len(_layouts(_given(settings))) == 1
+    return "off" if one_layout or settings.deterministic else settings.flip
+
+
+def _given(settings: Settings) -> list[str]:
+    return [name for name in _LAYOUT_OF if getattr(settings, name)]
+
+
+def _layouts(given: Sequence[str]) -> set[str]:
+    return {_LAYOUT_OF[name] for name in given}
+
+
+def _said(settings: Settings, name: str) -> str:
+    return settings.sources.get(name, flag(name))
+
+
+def _check_vectors(settings: Settings, given: Sequence[str]) -> None:
+    ranks, layout, flips = settings.ranks, settings.layout, flip_mode(settings) != "off"
+    for name in given:
+        vector = getattr(settings, name)
+        said = f"{_said(settings, name)} {shown(vector)}"
+        if ranks == 1:
+            what = f"{said}: divides a model over several ranks, and there is one"
+            raise SettingError(what, field=name, fix=f"say --devices cpu:{len(vector)}, or leave {flag(name)} out")
+        if len(vector) != ranks:
+            what = f"{said}: {len(vector)} numbers for {ranks} ranks"
+            raise SettingError(what, field=name, fix=f"give one number for each rank of --devices {settings.devices}")
+        if layout not in ("auto", _LAYOUT_OF[name]) and not flips:
+            what = f"{said}: is of the {_LAYOUT_OF[name]} layout, and --layout is {layout}"
+            raise SettingError(what, field=name, fix=f"leave {flag(name)} or --layout out, or say --flip manual")
+    if len(_layouts(given)) > 1 and not flips:
+        first, second = _said(settings, given[0]), _said(settings, given[-1])
+        what = f"{first} is of the pipeline layout and {second} of the tensor layout; one serves"
+        raise SettingError(what, field=given[-1], fix="leave one of them out, or let the layouts flip")
+
+
+def _check_layout(settings: Settings, given: Sequence[str]) -> None:
+    if settings.layout == "tensor" and settings.ranks == 1:
+        what = f"{_said(settings, 'layout')} tensor: needs several ranks, and there is one"
+        raise SettingError(what, field="layout", fix=_MORE_RANKS.format("--layout"))
+    if settings.deterministic and (settings.layout == "tensor" or "tensor" in _layouts(given)):
+        what = "--deterministic: in the tensor layout last digits depend on which ranks keep a request's pages"
+        raise SettingError(what, field="deterministic", fix="use --layout pipeline, or leave --deterministic out")
+
+
+def _check_flip(settings: Settings, given: Sequence[str]) -> None:
+    said = f"{_said(settings, 'flip')} {settings.flip}"
+    if flip_said(settings) and settings.ranks == 1:
+        what = f"{said}: changes how several ranks hold a model, and there is one"
+        raise SettingError(what, field="flip", fix=_MORE_RANKS.format("--flip"))
+    if flip_said(settings) and settings.deterministic:
+        what = f"{said}: in the tensor layout last digits depend on which ranks keep a request's pages"
+        raise SettingError(what, field="flip", fix="leave --flip or --deterministic out")
+    if flip_mode(settings) != "off":
+        if settings.image_spill is not None and settings.memory == "unified":
+            what = f"{_said(settings, 'image_spill')}: in unified memory no image of a layout is made"
+            raise SettingError(what, field="image_spill", fix="leave it out, or use --memory discrete")
+        return
+    for name in _OF_FLIP:
+        if name in settings.sources and getattr(settings, name) is not None:
+            what = f"{_said(settings, name)}: is of the flip between layouts, and none is to be: {_why_off(settings)}"
+            raise SettingError(what, field=name, fix=f"leave {flag(name)} out, or ask for a flip (--flip auto)")
+
+
+def _why_off(settings: Settings) -> str:
+    if settings.flip == "off":
+        return f"{_said(settings, 'flip')} off"
+    if settings.ranks == 1:
+        return "there is one rank"
+    if settings.deterministic:
+        return "--deterministic"
+    return f"the layout is chosen by {_said(settings, 'layout' if settings.layout != 'auto' else _given(settings)[0])}"
+
+
+def _check_memory(settings: Settings, given: Sequence[str]) -> None:
+    if settings.memory != "unified":
+        return
+    said = _said(settings, "memory")
+    if settings.ranks == 1:
+        what = f"{said} unified: is memory of several ranks, and there is one"
+        raise SettingError(what, field="memory", fix=_MORE_RANKS.format("--memory"))
+    if settings.backend == "reference":
+        what = f"{said} unified: the reference backend keeps weights dense in memory of its own"
+        raise SettingError(what, field="memory", fix="use --memory discrete, or another backend")
+
+
+_CHECKS: tuple[Callable[[Settings, Sequence[str]], None], ...] = (
+    _check_vectors,
+    _check_layout,
+    _check_flip,
+    _check_memory,
+)
