@@ -20,10 +20,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from backends.base import PAGE_LEN
+from homeserve.engine.flip import Flipper, FlipRecord, FlipRefused
 from homeserve.engine.pages import PageCensus
 from homeserve.engine.request import EngineLimits, FinishReason, GenerateCall, TokenEvent
 from homeserve.engine.scheduler import Draft, Emit, Scheduler
@@ -101,6 +102,12 @@ class EngineSnapshot:
     restarts: int
     events: tuple[dict[str, Any], ...]
     plans: tuple[PlanTimes, ...]
+    layout: str = ""
+    """In force."""
+    flip: dict[str, Any] = field(default_factory=dict)
+    """policy, committed, abandoned by reason, hold_reason, unarmed_work_count."""
+    layouts_measured: dict[str, dict[str, float | int | None]] = field(default_factory=dict)
+    """By layout: prefill_tok_s, decode_tok_s, n."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +150,7 @@ class Engine:
         self._census_wanted: list[asyncio.Future[dict[str, Any]]] = []
         self._census_flight: dict[int, _Census] = {}
         self._timeline = Timeline()
+        self._flipper = Flipper(limits.flip) if limits.flip is not None else None
         self._events: deque[dict[str, Any]] = deque(maxlen=EVENT_COUNT)
         self._step_ms: deque[float] = deque(maxlen=SAMPLE_COUNT)
         self._lag_ms: deque[float] = deque(maxlen=SAMPLE_COUNT)
@@ -219,6 +227,23 @@ class Engine:
             self._deliver(self._scheduler.end(sequence, reason))
             self._pump()
 
+    # ------------------------------------------------------------------------------------------------------ flips
+
+    def flip_ask(self, to: str, cause: str = "request") -> FlipRecord:
+        """Begin a change of layout; what becomes of it is in its record. Raises FlipRefused."""
+        if self._flipper is None:
+            none = self.limits.no_flip
+            raise FlipRefused(none.code, none.message, none.needed_mib, none.available_mib, none.device)
+        return self._flipper.ask(to, cause, self._clock(), 0)
+
+    def flip_record(self, flip: int) -> FlipRecord | None:
+        """None: there is no such flip, or it is long past."""
+        return self._flipper.get(flip) if self._flipper is not None else None
+
+    def flip_records(self) -> list[FlipRecord]:
+        """The last 64, oldest first."""
+        return self._flipper.records() if self._flipper is not None else []
+
     # --------------------------------------------------------------------------------------------- fleet listener
 
     def on_results(self, seq: int, results: tuple[Result, ...]) -> None:
@@ -240,8 +265,8 @@ class Engine:
         """A rank is gone or cannot be trusted any more."""
         if self._state != "ready":
             return
-        log.error("rank %d lost: %s", loss.rank, loss.why)
-        self.note("worker_lost", rank=loss.rank, seq=loss.seq, text=loss.why, folder=loss.folder)
+        log.error("rank %d lost: %s", loss.rank, loss.told)
+        self.note("worker_lost", rank=loss.rank, seq=loss.seq, text=loss.told, folder=loss.folder)
         self._fruitless_losses = 1 if self._acked_since_loss else self._fruitless_losses + 1
         self._acked_since_loss = False
         self._state = "recovering"
@@ -252,7 +277,7 @@ class Engine:
         reborn = {s.key for s in self._scheduler.open_sequences() if s.lane >= 0}
         if loss.oom:
             self._lower_budget()
-        self._deliver(self._scheduler.lose_fleet(self.limits))
+        self._deliver(self._scheduler.lose_fleet(self.limits, f"rank {loss.rank} {loss.why}", outside=loss.outside))
         for key in reborn & self._streams.keys():
             self._streams[key].timings.restarts += 1
         if self._fruitless_losses >= DEATHS_IN_A_ROW:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from backends.base import PAGE_LEN
@@ -48,6 +48,8 @@ class Timings:
     finished: float | None = None
     cached_tokens: int = 0
     restarts: int = 0
+    flips_crossed: int = 0
+    """Flips that were committed while it was open."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +90,20 @@ class LayoutLimits:
 class FlipLimits:
     """A fleet that can change its layout. `layouts` holds both, by name; `resting` is where it begins, and returns to.
 
-    page_bytes    what a page of each KV group costs at a flip: K and V of all layers of the group, all ranks together
+    page_bytes    what a page of each KV group costs at a flip: K and V of all layers of the group, all ranks together.
+                  Exact: what ranks say to have packed is compared with it
     state_bytes   the same of a state slot
     transit_bytes the most that one flip may carry
     cache_bytes   of it for pages and checkpoints that only the prefix cache keeps: more is dropped before a flip
     policy        auto | manual
+    dwell_s       the least time between two flips of the policy
+    idle_s        with nothing to do for so long, the policy goes back to the resting layout
+    window_s      how long a prompt may keep the pipeline layout while something decodes; 0: as long as `dwell_s`
+    group_layers, state_layers
+                  layers of each KV group, and linear layers: what the ranks' counts of rows and states are compared
+                  with; () and 0: unknown, and not compared
+    estimates     (prompt tokens/s, drawn tokens/s) by layout, believed until measured
+    cost_s        likewise: seconds of two flips, there and back
     """
 
     layouts: dict[str, LayoutLimits]
@@ -106,6 +117,24 @@ class FlipLimits:
     idle_s: float = 5.0
     park_deadline_s: float = 30.0
     unified: bool = False
+    window_s: float = 0.0
+    group_layers: tuple[int, ...] = ()
+    state_layers: int = 0
+    estimates: dict[str, tuple[float, float]] = field(default_factory=dict)
+    cost_s: float = 3.0
+    calibrate: bool = True
+    """With `auto`: measure both layouts at the first idle moment (`engine.calibration`)."""
+
+
+@dataclass(frozen=True)
+class NoFlip:
+    """Why the layout of a fleet stays as it is: `code` as `FlipRefused` has it."""
+
+    code: str
+    message: str
+    needed_mib: float | None = None
+    available_mib: float | None = None
+    device: str | None = None
 
 
 @dataclass(frozen=True)
@@ -136,7 +165,9 @@ class EngineLimits:
     layout: str = "pipeline"
     """Of the ranks, where there are several."""
     flip: FlipLimits | None = None
-    """None: the layout stays."""
+    """None: the layout stays,"""
+    no_flip: NoFlip = NoFlip("single_rank", "one rank has one layout: there is nothing to flip to")
+    """for this reason."""
 
     def lowered(self, share: float, least: int) -> EngineLimits:
         """The same with a pool of `share` of it, in every group: at least `least` tokens, and what one request needs of
