@@ -2,9 +2,12 @@
 
     settings ─┐
     budget ───┼─▶ RankPlan ─▶ FleetSpec   processes, their cores, the memory for what they exchange
-    cores ────┘            ├▶ LoadSpec    layout, ranges or vectors: each rank takes its own part
+    cores ────┘            ├▶ LoadSpec    layout, ranges, vectors: each rank takes its own part
                            ├▶ EngineLimits  plans in flight, groups that decode in turn
                            └▶ status
+
+With a flip the plan is of both layouts: ranges and both vectors are given, `layout` is where the ranks begin and rest,
+and what is sized once (the plan log, the memory for what ranks exchange) is sized for the larger one.
 
 Threads of CPU ranks wait for each other several times in a layer. So each rank is pinned to cores of its own where all
 threads of all ranks have one, and only then a wait spins before it sleeps: where ranks share a core, whoever spins
@@ -16,7 +19,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from budget.ledger import PIPELINE, TENSOR
 from budget.ranks import ActSizes, decode_groups, plans_in_flight
@@ -33,11 +36,14 @@ DISCRETE, UNIFIED = "discrete", "unified"
 class RankPlan:
     """All ranks of one server.
 
-    ranges          layers [first, end) of each rank in the pipeline layout; () in the tensor layout
-    weight_vector, token_vector   of the tensor layout; () in the pipeline layout
+    layout          where the ranks begin, and where they rest if they flip
+    ranges          layers [first, end) of each rank in the pipeline layout; () where that is never in force
+    weight_vector, token_vector   of the tensor layout; () where that is never in force
+    flip            whether the layout may change
     threads         of each rank; 0 leaves it to the backend
     cores           for each rank the hardware threads that it is pinned to; (): none is pinned
-    decode_groups   groups of requests that decode in turn, so that every rank of a pipeline has one
+    plans_in_flight the most in any layout
+    decode_groups   groups of requests that decode in turn, so that every rank of a pipeline has one; of `layout`
     acts            sizes of the memory for what ranks exchange; None with one rank
     memory_domain   discrete: every rank has its own arena and pools
     """
@@ -54,6 +60,12 @@ class RankPlan:
     acts: ActSizes | None
     spin_us: int
     memory_domain: str = DISCRETE
+    flip: bool = False
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """Those that may be in force, the one at rest first."""
+        return (self.layout, *(each for each in (PIPELINE, TENSOR) if self.flip and each != self.layout))
 
     @property
     def shares_cores(self) -> bool:
@@ -83,36 +95,44 @@ def rank_plan(
     cores: Sequence[int],
     acts: ActSizes | None,
     memory_domain: str = DISCRETE,
+    flip: bool = False,
 ) -> RankPlan:
     """The plan of the parts, checked once more. `threads` 0: of several ranks an even part of the `usable` cores, at
-    least one.
+    least one. With `flip` the parts of both layouts.
 
     Raises SettingError for ranges that do not cover the layers or part a layer from its source of K and V, and for
     vectors that do not have a positive entry for each rank.
     """
     each = (threads or max(1, usable // ranks)) if ranks > 1 else threads
     pinned = pinned_cores(ranks, each, usable, cores)
-    stacked = ranks == 1 or layout == PIPELINE
-    if stacked:
+    at_rest = PIPELINE if ranks == 1 else layout
+    serving = {PIPELINE, TENSOR} if flip and ranks > 1 else {at_rest}
+    if PIPELINE in serving:
         cut_of_ranges(ranges, layers, kv_sources)
         _check_length(ranges, ranks, "ranges")
-    else:
+    if TENSOR in serving:
         for vector, field in ((weight_vector, "weight_vector"), (token_vector, "token_vector")):
             _check_length(checked_vector(vector, field), ranks, field)
     return RankPlan(
         ranks=ranks,
-        layout=PIPELINE if stacked else TENSOR,
-        ranges=tuple(ranges) if stacked else (),
-        weight_vector=() if stacked else tuple(weight_vector),
-        token_vector=() if stacked else OwnerRule.of(token_vector).vector,
+        layout=at_rest,
+        ranges=tuple(ranges) if PIPELINE in serving else (),
+        weight_vector=tuple(weight_vector) if TENSOR in serving else (),
+        token_vector=OwnerRule.of(token_vector).vector if TENSOR in serving else (),
         threads=each,
         cores=pinned,
-        plans_in_flight=plans_in_flight(ranks, layout),
-        decode_groups=decode_groups(ranks, layout),
+        plans_in_flight=max(plans_in_flight(ranks, name) for name in serving),
+        decode_groups=decode_groups(ranks, at_rest),
         acts=acts if ranks > 1 else None,
         spin_us=SPIN_US if pinned else 0,
         memory_domain=memory_domain,
+        flip=len(serving) > 1,
     )
+
+
+def largest(sizes: Sequence[ActSizes]) -> ActSizes:
+    """Memory for what ranks exchange that serves each of several layouts."""
+    return ActSizes(*(max(getattr(each, name.name) for each in sizes) for name in fields(ActSizes)))
 
 
 def _check_length(entries: Sequence[object], ranks: int, field: str) -> None:

@@ -12,7 +12,7 @@ from budget.facts import MIB, Box, CpuFacts, MemoryFacts
 from budget.ranks import ActSizes
 from budget.shape import load_shape
 from homeserve.errors import BudgetError, SettingError
-from homeserve.layouts.ranks import RankPlan, pinned_cores, rank_plan
+from homeserve.layouts.ranks import RankPlan, largest, pinned_cores, rank_plan
 from homeserve.settings import Settings, load
 from homeserve.sizing import engine_limits, plan_of, ranks_of_plan, row_limit
 
@@ -71,6 +71,31 @@ def test_one_rank_is_as_if_there_were_no_others() -> None:
     assert (plan.threads, plan.cores, plan.spin_us) == (0, (), 0)
     assert not plan.shares_cores and made(ONE, threads=5).threads == 5
     assert made(ONE | {"layout": "tensor"}).layout == "pipeline"
+
+
+def test_with_a_flip_there_are_the_parts_of_both_layouts() -> None:
+    both = PARTS | {"weight_vector": (2, 1, 1), "token_vector": (4, 2, 2), "flip": True}
+    plan = made(both)
+    assert (plan.layout, plan.layouts, plan.flip) == ("pipeline", ("pipeline", "tensor"), True)
+    assert (plan.ranges, plan.weight_vector, plan.token_vector) == (PARTS["ranges"], (2, 1, 1), (2, 1, 1))
+    assert (plan.plans_in_flight, plan.decode_groups) == (4, 3)
+    other = made(both | {"layout": "tensor"})
+    assert (other.layout, other.layouts) == ("tensor", ("tensor", "pipeline")) and other.ranges == PARTS["ranges"]
+    assert (other.plans_in_flight, other.decode_groups) == (4, 1), "the log holds the plans of either"
+    assert made(PARTS).layouts == ("pipeline",) and not made(PARTS).flip
+    alone = made(ONE | {"flip": True})
+    assert not alone.flip and alone.layouts == ("pipeline",)
+
+
+def test_the_parts_of_the_layout_that_is_not_at_rest_are_checked_too() -> None:
+    with pytest.raises(SettingError, match="weight_vector: there is no number"):
+        made(PARTS | {"flip": True})
+    with pytest.raises(SettingError):
+        made(TENSOR | {"flip": True})
+
+
+def test_what_is_exchanged_is_sized_for_the_larger_layout() -> None:
+    assert largest((ActSizes(5, 9, 1, 5), ActSizes(7, 3, 1, 3))) == ActSizes(7, 9, 1, 5)
 
 
 def test_ranks_that_lack_cores_are_not_pinned_and_do_not_spin() -> None:
