@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 from backends.base import PAGE_LEN
 from homeserve.engine.flip import Flipper, FlipRecord, FlipRefused
+from homeserve.engine.flip_totals import FlipTotals
 from homeserve.engine.pages import PageCensus
 from homeserve.engine.request import EngineLimits, FinishReason, GenerateCall, TokenEvent
 from homeserve.engine.scheduler import Draft, Emit, Scheduler
@@ -243,6 +244,16 @@ class Engine:
     def flip_records(self) -> list[FlipRecord]:
         """The last 64, oldest first."""
         return self._flipper.records() if self._flipper is not None else []
+
+    @property
+    def flip_totals(self) -> FlipTotals | None:
+        """Sums over all flips; None where the layout stays."""
+        return self._flipper.totals if self._flipper is not None else None
+
+    def watch_flips(self, told: Callable[[str | None], None]) -> None:
+        """Have `told` called with each step of a flip, and with None when it is over."""
+        if self._flipper is not None:
+            self._flipper.on_phase = told
 
     # --------------------------------------------------------------------------------------------- fleet listener
 

@@ -32,11 +32,12 @@ Pure: time comes as an argument.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from homeserve.engine.flip_totals import FlipTotals
 from homeserve.engine.request import FlipLimits
 from homeserve.wire.records import PACK, VERIFY, FlipAnswer, FlipDigest, FlipLive, FlipOrder, Result
 
@@ -276,6 +277,9 @@ class Flipper:
         """Of the flip that is on."""
         self.committed = 0
         self.abandoned: Counter[str] = Counter()
+        self.totals = FlipTotals()
+        self.on_phase: Callable[[str | None], None] | None = None
+        """Told of each step while a flip is on, and None when it is over."""
         self.changed: float | None = None
         """When the last flip ended, however."""
         self._minted = 0
@@ -384,6 +388,8 @@ class Flipper:
         self.state = to
         if self.record is not None and self.on:
             self.record.state = TOLD.get(to, to.value)
+        if self.on_phase is not None and action not in (FlipAction.NOTHING, FlipAction.REFUSE):
+            self.on_phase(to.value if self.on else None)
         return action
 
     def _step(self, event: FlipEvent, now: float, kind: str = "", reason: str = "") -> Step:
@@ -422,6 +428,7 @@ class Flipper:
                 record.reason = record.why = None
         else:
             self.abandoned[record.why or "unknown"] += 1
+        self.totals.add(record)
         self.changed = now
         self.record = None
         self._digests = ()
