@@ -8,8 +8,21 @@ import kernel_rig as rig
 import numpy as np
 import pytest
 
-from backends.base import Batch, Buffer, DeltaNet, Linear, LinearPart, Op, StateLayer, StatePool, Weight
+from backends.base import (
+    Batch,
+    Buffer,
+    DeltaNet,
+    Linear,
+    LinearPart,
+    Op,
+    PoolParts,
+    StateLayer,
+    StatePart,
+    StatePool,
+    Weight,
+)
 from backends.cpu.backend import CpuProgram
+from backends.cpu.memory import floats_at
 
 # key heads, value heads, key dim, value dim, convolution, tiled: real ones are multiples of 16, the rest has odd tails.
 SHAPES = (
@@ -222,6 +235,45 @@ def test_extreme_gates_stay_finite(level: str) -> None:
         got, want = program.run(plan), oracle.run(plan, case.out.name)
         rig.close_to(got, want, np.full_like(want, np.abs(want).max()), 5e-5)
     program.close()
+
+
+WIDER = ((3, 1), (2, 0), (7, 4))
+"""Key heads of the model, and which of them is the first of the op's: in the middle, at the beginning, at the end."""
+
+
+@pytest.mark.parametrize(("more", "first"), WIDER)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_part_of_a_wider_state_has_the_bits_of_one_alone(level: str, shape: Shape, more: int, first: int) -> None:
+    """Nothing else of the wider state is touched, by runs or by copies of slots, and what is copied is all of it."""
+    case = Case(shape, layers=2)
+    key_heads, value_heads, key_dim, value_dim, kernel, _ = shape
+    share = value_heads // key_heads
+    whole = StateLayer(
+        case.states.layers[0].channels + more * (2 * key_dim + share * value_dim),
+        *(kernel, value_heads + more * share, key_dim, value_dim),
+    )
+    other = StateLayer(32, 2, 1, 8, 16)
+    device = rig.backend(level, 2)
+    pools = device.pools(rig.NO_KV, StatePool((whole, other, whole), 6), lambda *_: None)
+    (region,) = (each for each in pools.memory_regions() if each.line == "state")
+    floats = floats_at(region.address, region.bytes // 4)
+    floats[:] = np.nan
+    parts = PoolParts(pools, (), (StatePart(2, first), StatePart(0, first)))
+    named = {view.name: view for view in case.views}
+    limits = rig.Limits(64, 64, LANES, 4)
+    program = device.bind(case.ops, named, rig.NO_KV, limits, lambda *_: None, case.states, parts=parts)
+    alone = case.bind(level)
+    for plan in PLANS:
+        assert np.array_equal(rig.bits(program.run(plan)), rig.bits(alone.run(plan)))
+        for each in (program, alone):
+            each.copy_states([(0, 2), (5, 0)])
+    own = 2 * ((kernel - 1) * case.states.layers[0].channels + value_heads * key_dim * -(-value_dim // 16) * 16)
+    held = np.count_nonzero(~np.isnan(floats.reshape(6, -1)), axis=1)
+    assert held.tolist() == [own, own, own, own, 0, own], "slots that lanes have, and the one that was copied to"
+    program.close()
+    alone.close()
+    assert np.count_nonzero(~np.isnan(floats)) == 5 * own
+    pools.close()
 
 
 def test_a_pool_that_does_not_fit_the_op_is_refused(level: str) -> None:
