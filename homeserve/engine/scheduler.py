@@ -27,7 +27,8 @@ always displace the others, so something always finishes.
 
 After a lost worker everything is prefilled again from tokens. Those that were in flight are *suspects*: each is tried
 alone until it has come past the place where it was at the death. So the one that kills workers is found, and only it is
-failed: when it was the only one in flight at two deaths without coming past that place in between.
+failed: when it was the only one in flight at two deaths without coming past that place in between. A death that no
+request can bring about (somebody stopped the process, or asked it to end) makes no suspects.
 """
 
 from __future__ import annotations
@@ -248,14 +249,15 @@ class Scheduler:
             self._settle(sequence)
         return [Emit(sequence, finish=reason, error=error)]
 
-    def lose_fleet(self, limits: EngineLimits | None = None) -> list[Emit]:
+    def lose_fleet(self, limits: EngineLimits | None = None, why: str = "", *, outside: bool = False) -> list[Emit]:
         """Every worker's state is gone: forget pages and lanes, queue every open sequence again, oldest first.
 
-        `limits` are the next ones, if the pool is to be smaller; what cannot fit it is failed.
+        `limits` are the next ones, if the pool is to be smaller; what cannot fit it is failed. `why` is for those who
+        are told of it; `outside`: no request can have been the reason.
         """
         self.limits = limits or self.limits
         named: dict[int, Sequence] = {}
-        for draft in self._flight.values():
+        for draft in () if outside else self._flight.values():
             for sequence in draft.named:
                 if sequence.finish is None and sequence.key not in named:
                     named[sequence.key] = sequence
@@ -276,7 +278,7 @@ class Scheduler:
             sequence.move(SequenceState.DONE)
         for sequence in again:
             self._requeue(sequence)
-            error = self._why_not_again(sequence)
+            error = self._why_not_again(sequence, why)
             if error:
                 sequence.finish = FinishReason.ERROR
                 sequence.move(SequenceState.DONE)
@@ -285,10 +287,10 @@ class Scheduler:
                 self._waiting.append(sequence)
         return emits
 
-    def _why_not_again(self, sequence: Sequence) -> str:
+    def _why_not_again(self, sequence: Sequence, why: str) -> str:
         """Why a sequence is not tried once more after a loss; empty where it is."""
         if sequence.strikes >= STRIKES_OUT:
-            return "the worker died each time it was computed"
+            return f"the worker died each time it was computed, {STRIKES_OUT} times alone; the last time: {why}"
         if sequence.target >= self.token_limit:
             return f"its {sequence.target} tokens do not fit the KV pool that is left, of {self.token_limit} tokens"
         return ""

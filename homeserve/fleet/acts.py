@@ -1,7 +1,8 @@
 """The memory through which the ranks of one life exchange acts, as the engine holds it: made, handed on, looked at.
 
-The engine writes nothing there after it was made. When a life hangs it reads the counters and the last stamp of every
-mailbox and channel: who has posted what, and what was sent and not taken, tells who waits for whom.
+The engine writes nothing there after it was made. While answers are owed it looks now and then whether any count has
+moved (`marks`). When none has, the counters and the last stamp of every mailbox and channel (`positions`) tell who
+waits for whom (`homeserve.fleet.blame`): who has posted what, and what was sent and not taken.
 """
 
 from __future__ import annotations
@@ -43,16 +44,21 @@ class ActsMemory:
     def fds(self) -> tuple[int, ...]:
         return tuple(fd for fd in (self.fd, self.weights_fd, self.kv_fd, self.state_fd) if fd >= 0)
 
+    def marks(self) -> tuple[int, ...]:
+        """How far everything is: two looks are equal where no rank took part in an exchange between them."""
+        shape = self.shape
+        lines = [self._mailbox_at(rank) for rank in range(shape.ranks)]
+        for route in shape.routes:
+            at = shape.channel_at(*route)
+            lines += [at, at + LINE_BYTES]
+        return tuple(_COUNTS.unpack(self._read(at, _COUNTS.size))[0] for at in lines)
+
     def positions(self) -> dict[str, Any]:
         """Counters and last stamps, as plain data. They are read while ranks may write: each value is whole, and two of
         them need not be of the same moment."""
-        shape = self.shape
-        mailbox_bytes = (shape.channels_at - shape.mailboxes_at) // shape.ranks
         return {
-            "mailboxes": [
-                self._mailbox(rank, shape.mailboxes_at + rank * mailbox_bytes) for rank in range(shape.ranks)
-            ],
-            "channels": [self._channel(*route) for route in shape.routes],
+            "mailboxes": [self._mailbox(rank, self._mailbox_at(rank)) for rank in range(self.shape.ranks)],
+            "channels": [self._channel(*route) for route in self.shape.routes],
         }
 
     def close(self) -> None:
@@ -60,6 +66,10 @@ class ActsMemory:
         for fd in self.fds:
             os.close(fd)
         self.fd = self.weights_fd = self.kv_fd = self.state_fd = -1
+
+    def _mailbox_at(self, rank: int) -> int:
+        shape = self.shape
+        return shape.mailboxes_at + rank * ((shape.channels_at - shape.mailboxes_at) // shape.ranks)
 
     def _mailbox(self, rank: int, at: int) -> dict[str, Any]:
         """Piece number n, counted from 1, lies in half n mod 2."""

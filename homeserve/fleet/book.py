@@ -6,12 +6,16 @@ A plan is complete when every rank has answered it, those that it does not name 
 in the log is free then, so whoever is told of a completed plan also has the credit for the next one, and credit never
 comes back unannounced. Completed plans are handed on in order of `seq`.
 
-A rank is late when it owes an answer and has shown no sign of life for the time allowed: neither an answer nor load
-progress, counted from the moment when it came to owe one. Progress is what counts, not the age of a plan.
+Progress is what counts, not the age of a plan, and it counts for all: ranks wait for one another inside a plan, so as
+long as one of them moves (answers, loads, takes part in another exchange) the others may be waiting for it. A plan is
+late when answers are owed and nobody has moved for the time allowed, counted from the moment when something came to be
+owed; or when one answer takes longer than a limit that no honest plan reaches. Then the rank furthest behind is told,
+which is where the search for the one that holds the others up begins.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -43,10 +47,18 @@ class Debt:
 
 @dataclass(frozen=True)
 class Late:
-    """Rank `rank` owes an answer and has been silent for `silent_s`."""
+    """Rank `rank` is the one furthest behind. `silent_s`: since when nobody has moved, or, where `endless`, since when
+    one answer is owed although ranks move."""
 
     rank: int
     silent_s: float
+    endless: bool = False
+
+    @property
+    def text(self) -> str:
+        if self.endless:
+            return f"has not answered for {self.silent_s:.1f} s"
+        return f"gave no sign for {self.silent_s:.1f} s"
 
 
 class PlanBook:
@@ -55,7 +67,8 @@ class PlanBook:
     def __init__(self, ranks: int) -> None:
         self._open: deque[_Open] = deque()
         self._acked = [0] * ranks
-        self._heard = [0.0] * ranks
+        self._owes_since = [0.0] * ranks
+        self._moved_at = 0.0
         self.issued = 0
 
     @property
@@ -80,13 +93,20 @@ class PlanBook:
         """A plan was written to the log."""
         for rank, acked in enumerate(self._acked):
             if acked == self.issued:  # it owed nothing until now
-                self._heard[rank] = now
+                self._owes_since[rank] = now
+        if not self.in_flight:
+            self._moved_at = now
         self.issued = plan.seq
         self._open.append(_Open(plan.seq, plan.epoch, PlanKind(plan.kind), plan.ranks, missing=len(self._acked)))
 
-    def alive(self, rank: int, now: float) -> None:
-        """A sign of life that answers no plan."""
-        self._heard[rank] = now
+    def alive(self, now: float) -> None:
+        """Some rank moved, without answering a plan."""
+        self._moved_at = now
+
+    def pardon(self, now: float) -> None:
+        """Nobody looked until now: all time starts again."""
+        self._moved_at = now
+        self._owes_since = [now] * self.ranks
 
     def answer(self, rank: int, result: Result, now: float) -> list[tuple[int, tuple[Result, ...]]]:
         """Take a rank's answer; returns the plans that are complete now. Raises WireError if it answers out of turn."""
@@ -96,7 +116,7 @@ class PlanBook:
                 f"rank {rank} answered plan {result.seq} as rank {result.rank} where {due} of {self.issued} was due"
             )
         self._acked[rank] = due
-        self._heard[rank] = now
+        self._owes_since[rank] = self._moved_at = now
         plan = next((entry for entry in self._open if entry.seq == due), None)
         assert plan is not None, "a plan that a rank owes is open"
         plan.missing -= 1
@@ -106,20 +126,32 @@ class PlanBook:
             plan.results.append(result)
         return self._completed()
 
-    def late(self, now: float, allowed_s: float) -> Late | None:
-        """The rank that has been silent longest, if that is too long."""
-        silent = [(now - self._heard[rank], rank) for rank, acked in enumerate(self._acked) if acked < self.issued]
-        if not silent:
-            return None
-        silent_s, rank = max(silent)
-        if silent_s < allowed_s:
-            return None
-        return Late(rank, silent_s)
+    @property
+    def loading(self) -> bool:
+        """A load is the next answer of some rank."""
+        return any((debt := self.debt(rank)) is not None and debt.kind is PlanKind.LOAD for rank in self._owing())
 
-    def next_check(self, allowed_s: float) -> float | None:
-        """When some rank will be late if nothing is heard of it; None if nothing is owed."""
-        owing = [self._heard[rank] for rank, acked in enumerate(self._acked) if acked < self.issued]
-        return min(owing) + allowed_s if owing else None
+    def late(self, now: float, allowed_s: float, limit_s: float = math.inf) -> Late | None:
+        """The rank furthest behind, if nobody has moved for `allowed_s` or it owes one answer for `limit_s`."""
+        owing = self._owing()
+        if not owing:
+            return None
+        behind = min(owing, key=lambda rank: (self._acked[rank], self._owes_since[rank], rank))
+        silent_s = now - self._moved_at
+        if silent_s >= allowed_s:
+            return Late(behind, silent_s)
+        owes_s = now - min(self._owes_since[rank] for rank in owing)
+        return Late(behind, owes_s, endless=True) if owes_s >= limit_s else None
+
+    def next_check(self, allowed_s: float, limit_s: float = math.inf) -> float | None:
+        """When somebody will be late if nobody moves; None if nothing is owed."""
+        owing = self._owing()
+        if not owing:
+            return None
+        return min(self._moved_at + allowed_s, min(self._owes_since[rank] for rank in owing) + limit_s)
+
+    def _owing(self) -> list[int]:
+        return [rank for rank, acked in enumerate(self._acked) if acked < self.issued]
 
     def _completed(self) -> list[tuple[int, tuple[Result, ...]]]:
         done = []

@@ -179,8 +179,6 @@ class Fleet:
 
     def _on_loss(self, life: Life, loss: Loss) -> None:
         if life is self._life and self._serving_since is not None:
-            lived_s = self._clock() - self._serving_since
-            log.error("worker lost", extra={"rank": loss.rank, "why": loss.why, "lived_s": round(lived_s, 1)})
             self._listener.on_lost(loss)
 
     def _report_progress(self, progress: Progress) -> None:

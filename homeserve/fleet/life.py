@@ -12,7 +12,8 @@ a load, the engine) is told once, with `loss`. A loss is noticed by
     a report is damaged        or answers a plan out of turn
     a plan is refused          after the load: the others may be waiting for this rank inside the same plan
     a rank waited in vain      for another one: STUCK, until it is known whom they all wait for (`inquest`)
-    silence                    it owes an answer and gave no sign for the plan timeout
+    silence                    answers are owed, and for the plan timeout no rank moved: no answer, no progress of a
+                               load, no step in the memory of their exchanges. So a slow rank is none that hangs
 
 Once plans were served, evidence of all ranks is taken before a loss is told.
 
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import signal
 from collections.abc import Callable, Coroutine, Sequence
 from enum import Enum
@@ -34,7 +36,7 @@ from homeserve.fleet.acts import ActsMemory
 from homeserve.fleet.blame import Wait
 from homeserve.fleet.book import PlanBook
 from homeserve.fleet.capture import Captures, readable
-from homeserve.fleet.inquest import SETTLE_S, Inquest
+from homeserve.fleet.inquest import Inquest
 from homeserve.fleet.oom import oom_kill_count
 from homeserve.fleet.rank import RankProcess
 from homeserve.fleet.spec import FleetSpec, Loss
@@ -61,6 +63,11 @@ STOP_GRACE_S = 2.0
 TERM_GRACE_S = 1.0
 KILL_GRACE_S = 10.0
 BELL_GRACE_S = 2.0
+LOOKS = 8
+"""Looks at what the ranks do, in the time for which they may stand still."""
+LOOK_PERIOD_S = 5.0
+"""The longest time between two of them."""
+_ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 T = TypeVar("T")
 Results = tuple[Result, ...]
@@ -95,7 +102,7 @@ class Life:
         self._on_results = on_results
         self._on_progress = on_progress
         self._clock = clock
-        self._inquest = Inquest(self.book, captures, spec.exchange_allowed_s + SETTLE_S)
+        self._inquest = Inquest(self.book, captures)
         self._loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()
         self._memory: Segment | None = None
@@ -110,6 +117,7 @@ class Life:
         self._log_ends: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._marks: tuple[int, ...] = ()
         self._oom_kills: int | None = None
 
     # -------------------------------------------------------------------------------------------------------- start
@@ -261,7 +269,7 @@ class Life:
         if isinstance(report, Result):
             self._hear_result(rank, report)
         elif isinstance(report, Progress):
-            self.book.alive(rank.rank, self._clock())
+            self.book.alive(self._clock())
             self._on_progress(report)
         else:
             self._greet(rank, report)
@@ -307,14 +315,14 @@ class Life:
 
     # --------------------------------------------------------------------------------------------------------- loss
 
-    def _lose(self, rank: int, why: str, oom: bool = False, seq: int | None = None) -> None:
+    def _lose(self, rank: int, why: str, *, oom: bool = False, seq: int | None = None, outside: bool = False) -> None:
         """The first loss ends this life; later ones are its consequences."""
         if not self._listening:
             return
         debt = self.book.debt(rank)
         if seq is None and debt is not None:
             why, seq = f"{why} while it owed {debt.text}", debt.seq
-        loss = Loss(rank, why, oom, seq)
+        loss = Loss(rank, why, oom, seq, outside=outside)
         with_evidence = (self._serving or self.state is LifeState.STUCK) and self._stick()
         self.state = LifeState.LOST
         self._unwatch()
@@ -370,7 +378,8 @@ class Life:
         status = await process.wait()
         if self._listening:
             self._on_bell(rank)  # what it still said counts, and one look sees all that a ring can hold
-            self._lose(rank.rank, *self._cause(status))
+            why, oom = self._cause(status)
+            self._lose(rank.rank, why, oom=oom, outside=-status in _ASKED_TO_END)
 
     def _cause(self, status: int) -> tuple[str, bool]:
         """Words for an exit status, and whether it was an out-of-memory kill."""
@@ -384,23 +393,46 @@ class Life:
         return f"was killed by {name}" + (" for want of memory" if oom else ""), oom
 
     def _arm(self) -> None:
-        """Have the oldest debt looked at when it would be late."""
-        due = self.book.next_check(self.spec.plan_allowed_s)
-        if self._timer is None and due is not None and self.state is LifeState.UP:
-            self._timer = self._loop.call_later(max(0.01, due - self._clock()), self._check_late)
+        """Have what is owed looked at now and then, and when it would be late."""
+        if self._timer is not None or self.state is not LifeState.UP:
+            return
+        allowed_s, limit_s = self._bounds()
+        late_at = self.book.next_check(allowed_s, limit_s)
+        if late_at is None:
+            return
+        now = self._clock()
+        at = min(late_at, now + min(LOOK_PERIOD_S, self.spec.plan_allowed_s / LOOKS))
+        self._timer = self._loop.call_later(max(0.01, at - now), self._check_late, max(at, now + 0.01))
+
+    def _bounds(self) -> tuple[float, float]:
+        """How long nobody may move, and how long one answer may take at most. A load takes what it takes."""
+        spec = self.spec
+        return (spec.load_allowed_s, math.inf) if self.book.loading else (spec.plan_allowed_s, spec.plan_limit_s)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _check_late(self) -> None:
+    def _check_late(self, due: float) -> None:
         self._timer = None
-        late = self.book.late(self._clock(), self.spec.plan_allowed_s)
+        for rank in self.ranks:  # what they have said and this process has not read yet is no silence
+            self._on_bell(rank)
+        if self.state is not LifeState.UP:
+            return
+        allowed_s, limit_s = self._bounds()
+        now = self._clock()
+        marks = self._acts.marks() if self._acts is not None else ()
+        if marks != self._marks:
+            self._marks = marks
+            self.book.alive(now)
+        if now - due >= allowed_s / 2:  # this process was stopped itself
+            self.book.pardon(now)
+        late = self.book.late(now, allowed_s, limit_s)
         if late is None:
             self._arm()
         elif self._stick():
-            self._inquest.miss(late.rank, f"gave no sign for {late.silent_s:.1f} s")
+            self._inquest.miss(late)
 
     # ---------------------------------------------------------------------------------------------------------- end
 

@@ -11,13 +11,11 @@ from budget.host import allowed_threads
 from budget.ranks import ActSizes as ActSizes
 from homeserve.wire.records import Result
 
+EXCHANGE_SPARE_S = 5.0
+"""By how much a rank waits longer for another one than the engine does."""
+
 LoadProgressCallback = Callable[[str, int, int], None]
 """stage, done bytes, total bytes (0: unknown): summed over ranks that are in the same stage."""
-
-
-EXCHANGE_SHARE = 0.4
-"""The most of the plan timeout that one wait for another rank may take: it ends before the plan is late, and so does a
-second one that the first was the reason of."""
 
 
 @dataclass(frozen=True)
@@ -48,18 +46,29 @@ class FleetSpec:
     """Whether the ranks hold weights and KV rows together."""
     spin_us: int = 0
     """How long a wait for another rank spins before it sleeps: only where each thread has a core of its own."""
-    exchange_timeout_s: float = 60.0
-    """The most that a wait for another rank may take on a core of its own; see `exchange_allowed_s`."""
+    load_silence_s: float = 60.0
+    """How long no rank may tell anything new of its load, on cores of its own; see `load_allowed_s`."""
 
     @property
     def plan_allowed_s(self) -> float:
-        """How long a rank that owes an answer may give no sign of life."""
+        """How long there may be no sign of life while answers are owed."""
         return self.plan_timeout_s * self.patience
 
     @property
+    def load_allowed_s(self) -> float:
+        """The same while ranks load: stages of a load tell of nothing for longer than a plan computes."""
+        return max(self.plan_timeout_s, self.load_silence_s) * self.patience
+
+    @property
+    def plan_limit_s(self) -> float:
+        """How long one answer may take whatever moves: as if every rank took all that is allowed, one by one."""
+        return self.plan_allowed_s * (self.ranks + 1)
+
+    @property
     def exchange_allowed_s(self) -> float:
-        """How long a rank waits for another one inside a plan."""
-        return min(self.exchange_timeout_s, EXCHANGE_SHARE * self.plan_timeout_s) * self.patience
+        """How long a rank waits for another one inside a plan: longer than the engine, which sees who waits for whom,
+        so this one is for a rank whose engine does not look."""
+        return self.plan_limit_s + EXCHANGE_SPARE_S
 
     @property
     def patience(self) -> float:
@@ -79,6 +88,13 @@ class Loss:
     """The plan that it owed."""
     folder: str | None = None
     """Where the evidence of a hang lies."""
+    outside: bool = False
+    """No request can have been the reason: the process was stopped, or asked to end by a signal."""
+
+    @property
+    def told(self) -> str:
+        """In full, for the log and the events."""
+        return f"{self.why}; evidence: {self.folder}" if self.folder else self.why
 
 
 class FleetListener(Protocol):

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from backends.acts import ExchangeError
 from backends.base import LoadProgress
 from homeserve.errors import HomeserveError, RecordTooLarge
 from homeserve.wire.codec import encode
@@ -110,6 +111,9 @@ def answer(rank: int, plan: Plan, runner: Runner, faults: FaultPoint) -> Result:
     except HomeserveError as error:
         log.warning("plan %d refused: %s", plan.seq, error.message)
         return refused(rank, plan.seq, plan.epoch, error)
+    except ExchangeError as error:  # the others say the same, and each later plan does: the engine tells it once
+        log.debug("plan %d failed: %s", plan.seq, error)
+        return failed(rank, plan.seq, plan.epoch, error)
     except Exception as error:  # the process edge: whatever a plan runs into is its answer, and the loop goes on
         log.exception("plan %d failed", plan.seq)
         return failed(rank, plan.seq, plan.epoch, error)

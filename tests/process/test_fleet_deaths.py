@@ -51,7 +51,8 @@ def test_kill_at_each_step_is_told_once_and_a_restart_says_the_same(
             before = await d.generate(LENGTH)
             assert [(rank, oom) for rank, _, oom in d.lost] == [(1, False)]
             (loss,) = d.losses
-            assert loss.why.startswith(f"was killed by SIGKILL while it owed plan {loss.seq} ({step}); evidence: ")
+            assert loss.why == f"was killed by SIGKILL while it owed plan {loss.seq} ({step})"
+            assert loss.told == f"{loss.why}; evidence: {loss.folder}" and Path(loss.folder).is_dir()
             assert loss.seq == 1 + nth + (step == "decode")
             assert before == tokens[: len(before)] and len(before) == nth - 1 + (step == "decode")
             assert d.fleet.credit() == 0
@@ -144,7 +145,7 @@ def test_a_stopped_worker_is_captured_before_it_is_called_lost(
             assert (rank, oom) == (1, False)
             assert "was stopped and gave no sign" in why and "it owed plan 4 (decode)" in why
             (folder,) = tmp_path.iterdir()
-            assert d.losses[0].folder == str(folder) and str(folder) in why and d.losses[0].seq == 4
+            assert d.losses[0].folder == str(folder) and str(folder) in d.losses[0].told and d.losses[0].seq == 4
             assert folder.stat().st_mode & 0o077 == 0
             assert "run_plans" in (folder / "rank0.stack").read_text()
             stopped = (folder / "rank1.stack").read_text()
@@ -166,7 +167,7 @@ def test_a_stopped_worker_is_captured_before_it_is_called_lost(
 
 def test_progress_keeps_a_long_load_alive_and_silence_ends_it(run_once: Run, driver: Any, tmp_path: Path) -> None:
     async def main() -> None:
-        changes = {"plan_timeout_s": 0.3, "capture_dir": str(tmp_path)}
+        changes = {"plan_timeout_s": 0.3, "load_silence_s": 0.6, "capture_dir": str(tmp_path)}
         async with driver(fault="rank=0,step=load,action=delay:60000", **changes) as d:
             await d.fleet.start()
             with pytest.raises(WorkerStartError, match=r"gave no sign .* plan 1 \(load\)"):

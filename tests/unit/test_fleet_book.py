@@ -69,17 +69,53 @@ def test_silence_counts_from_the_debt_and_ends_with_any_sign_of_life() -> None:
     assert book.late(109.9, 10) is None
     late = book.late(111.0, 10)
     assert late is not None and late.silent_s == 11.0
-    book.alive(0, 111.0)
+    book.alive(111.0)
     book.answer(1, Result(1, 1, 0), 112.0)
-    assert book.next_check(10) == 121.0
-    late = book.late(121.5, 10)
+    assert book.next_check(10) == 122.0
+    late = book.late(122.5, 10)
     assert late is not None and late.rank == 0 and book.debt(0) == Debt(1, PlanKind.DECODE)
-    book.answer(0, Result(0, 1, 0), 121.5)
-    book.answer(0, Result(0, 2, 0), 121.6)
-    late = book.late(130.0, 10)
+    book.answer(0, Result(0, 1, 0), 122.5)
+    book.answer(0, Result(0, 2, 0), 122.6)
+    late = book.late(132.6, 10)
     assert late is not None and late.rank == 1, "a rank that a plan does not name must pass it too"
     assert book.debt(1) == Debt(2, PlanKind.DECODE) and book.debt(0) is None
-    book.answer(1, Result(1, 2, 0), 130.0)
+    book.answer(1, Result(1, 2, 0), 132.6)
     assert book.next_check(10) is None
     book.issue(plan(3, 3), now=500.0)  # idle time before a debt is not silence
     assert book.late(505.0, 10) is None
+
+
+def test_a_rank_is_not_late_while_another_one_moves() -> None:
+    """It may be waiting for that one."""
+    book = PlanBook(2)
+    book.issue(plan(1, 3), now=0.0)
+    book.answer(0, Result(0, 1, 0), 9.0)
+    assert book.next_check(10) == 19.0 and book.late(18.0, 10) is None
+    book.alive(18.0)
+    assert book.late(27.0, 10) is None
+    late = book.late(28.0, 10)
+    assert late is not None and (late.rank, late.text) == (1, "gave no sign for 10.0 s")
+
+
+def test_one_answer_takes_no_longer_than_the_limit_whatever_moves() -> None:
+    book = PlanBook(2)
+    book.issue(plan(1, 3), now=0.0)
+    for now in range(0, 40, 5):
+        book.alive(float(now))
+        late = book.late(float(now), 10, 30)
+        assert (late is not None) is (now >= 30)
+    assert late is not None and late.text == "has not answered for 35.0 s"
+    assert book.next_check(10, 30) == 30.0
+    book.pardon(40.0)  # whoever keeps this book was stopped himself
+    assert book.late(49.0, 10, 30) is None and book.next_check(10, 30) == 50.0
+
+
+def test_a_load_is_told_from_other_plans() -> None:
+    book = PlanBook(2)
+    assert not book.loading
+    book.issue(Plan(1, 0, PlanKind.LOAD, 3), 0.0)
+    book.answer(0, Result(0, 1, 0), 1.0)
+    assert book.loading
+    book.answer(1, Result(1, 1, 0), 1.0)
+    book.issue(plan(2, 3), 2.0)
+    assert not book.loading
