@@ -19,10 +19,12 @@
         ├── InvalidField                400 invalid_field
         ├── ContextOverflow             400 context_overflow
         ├── UnknownModel                404 model_not_found
+        ├── UnknownFlip                 404 flip_not_found
         ├── UnknownRoute                404 not_found
         ├── WrongMethod                 405 method_not_allowed
         ├── Unauthorized                401 unauthorized
         ├── Forbidden                   403 forbidden_host, forbidden_origin
+        ├── FlipNotBegun                400 bad_target, 409 flip_running, already_there, single_rank, does_not_fit, ...
         ├── BodyTooLarge                413 body_too_large
         ├── QueueFull                   429 queue_full
         ├── Draining                    503 draining
@@ -199,6 +201,35 @@ class UnknownModel(RequestError):
 
     def __init__(self, asked: str, served: tuple[str, ...]) -> None:
         super().__init__(f"model {asked!r} is not served here; there is: {', '.join(served)}", field="model")
+
+
+class UnknownFlip(RequestError):
+    status = 404
+    type = "not_found_error"
+    code = "flip_not_found"
+
+    def __init__(self, asked: str, kept: int) -> None:
+        super().__init__(f"there is no flip {asked!r}; the last {kept} are kept: see /v1/homeserve/flip", field="id")
+
+
+class FlipNotBegun(RequestError):
+    """A flip that was asked for and cannot be now. `code` says why; `facts` are the numbers that decided, where there
+    are any (`needed_mib`, `available_mib`, `device`)."""
+
+    status = 409
+    type = "conflict_error"
+
+    def __init__(self, code: str, message: str, facts: dict[str, Any] | None = None) -> None:
+        self.code = code
+        self.facts = facts or {}
+        if code == "bad_target":
+            self.status, self.type = 400, "invalid_request_error"
+        super().__init__(message, field="to" if code in ("bad_target", "already_there") else None)
+
+    def as_body(self) -> dict[str, Any]:
+        body = super().as_body()
+        body["error"].update(self.facts)
+        return body
 
 
 class UnknownRoute(RequestError):

@@ -52,11 +52,11 @@ class Record(Protocol):
 
 
 class FlipTotals:
-    """Counts by how flips ended; seconds by (part, who) and bytes by (kind, rank)."""
+    """Counts by how flips ended; (how often, seconds) by (part, who), and bytes by (kind, rank)."""
 
     def __init__(self) -> None:
         self.ended: Counter[Ended] = Counter()
-        self.seconds: dict[tuple[str, str], float] = {}
+        self.took: dict[tuple[str, str], tuple[int, float]] = {}
         self.bytes: dict[tuple[str, int], int] = {}
 
     def add(self, record: Record) -> None:
@@ -75,5 +75,5 @@ class FlipTotals:
                 self.bytes[key] = self.bytes.get(key, 0) + getattr(rank.told, name, 0)
 
     def _took(self, part: str, who: str, seconds: float) -> None:
-        key = (part, who)
-        self.seconds[key] = self.seconds.get(key, 0.0) + seconds
+        count, total = self.took.get((part, who), (0, 0.0))
+        self.took[part, who] = (count + 1, total + seconds)

@@ -12,6 +12,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from homeserve.server.context import ServerContext
 from homeserve.server.door import Door
 from homeserve.server.edge import edge, headers_of_every_answer
+from homeserve.server.flip import ROUTE, get_flip, get_flips, post_flip
 from homeserve.server.gate import SPARE, Gate, connections_limit, raise_file_limit
 from homeserve.server.health import get_health, get_metrics, get_ready, get_version
 from homeserve.server.keys import KeyRing
@@ -55,6 +56,9 @@ def build_application(context: ServerContext) -> web.Application:
     add.add_get("/version", get_version)
     add.add_get("/v1/homeserve/status", get_status)
     add.add_get("/v1/homeserve/census", get_census)
+    add.add_post(ROUTE, post_flip)
+    add.add_get(ROUTE, get_flips)
+    add.add_get(ROUTE + "/{id}", get_flip)
     add.add_get("/v1/homeserve/budget", get_budget)
     add.add_get("/v1/homeserve/corridor", get_corridor)
     page = Page()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from homeserve.engine.engine import EngineSnapshot
+    from homeserve.engine.flip_totals import FlipTotals
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TTFT_BOUNDS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -52,6 +53,8 @@ class Reading:
     """(rank, restarts)"""
     free: tuple[tuple[int, int], ...] = ()
     """(device, least free bytes since the start)"""
+    flips: FlipTotals | None = None
+    """None: the layout stays."""
 
 
 @dataclass
@@ -107,8 +110,29 @@ class _Collector:
         for device, size in self._reading.free:
             least.add_metric([str(device)], size)
         yield least
+        if self._reading.flips is not None:
+            yield from _flip_metrics(self._reading.flips)
         if self._reading.engine is not None:
             yield from _engine_metrics(self._reading.engine)
+
+
+def _flip_metrics(totals: FlipTotals) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, SummaryMetricFamily
+
+    name, text = "homeserve_flips", "Flips that ended, by how"
+    flips = CounterMetricFamily(name, text, labels=["to", "cause", "result", "reason"])
+    for how, count in sorted(totals.ended.items()):
+        flips.add_metric([*how], count)
+    yield flips
+    name, text = "homeserve_flip_seconds", "Time of flips, by part and by the rank that measured it"
+    seconds = SummaryMetricFamily(name, text, labels=["part", "rank"])
+    for (part, who), (count, took) in sorted(totals.took.items()):
+        seconds.add_metric([part, who], count, took)
+    yield seconds
+    moved = CounterMetricFamily("homeserve_flip_bytes", "Bytes of flips, by kind and rank", labels=["kind", "rank"])
+    for (kind, rank), size in sorted(totals.bytes.items()):
+        moved.add_metric([kind, str(rank)], size)
+    yield moved
 
 
 def _engine_metrics(engine: EngineSnapshot) -> Iterator[Metric]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from budget.ledger import PIPELINE
 from homeserve import __version__
 from homeserve.errors import RequestFailed
 from homeserve.server.bodies import json_response
@@ -21,6 +22,7 @@ from homeserve.server.parts import PARTS
 
 if TYPE_CHECKING:
     from homeserve.engine.engine import EngineSnapshot
+    from homeserve.layouts.ranks import RankPlan
 
 log = logging.getLogger("homeserve.server")
 
@@ -47,6 +49,7 @@ def status_of(context: ServerContext) -> dict[str, Any]:
     ranks = context.fleet.ranks if context.fleet is not None else []
     engine = context.engine.snapshot() if context.engine is not None else None
     plan = context.ranks
+    layout = engine.layout if engine is not None and engine.layout else plan.layout if plan is not None else None
     return {
         "schema": 1,
         "version": __version__,
@@ -54,19 +57,19 @@ def status_of(context: ServerContext) -> dict[str, Any]:
         "state": context.state(),
         "load": {"stage": load.stage, "done_bytes": load.done_bytes, "total_bytes": load.total_bytes},
         "model": _model(context.model),
-        "layout": plan.layout if plan is not None else None,
+        "layout": layout,
         "epoch": engine.epoch if engine is not None else None,
         "vectors": {
             "weight": list(plan.weight_vector) or None if plan is not None else None,
             "token": list(plan.token_vector) or None if plan is not None else None,
         },
-        "pipeline": {"ranges": _ranges([rank.layers for rank in ranks])},
+        "pipeline": {"ranges": _ranges(plan, [rank.layers for rank in ranks])},
         "memory_domain": plan.memory_domain if plan is not None else None,
         **_engine_part(engine),
         "draft": _DRAFT,
-        "flip": _FLIP,
-        "layouts_measured": {"pipeline": None, "tensor": None},
-        "ranks": [asdict(rank) for rank in ranks],
+        "flip": _flip(context, engine),
+        "layouts_measured": _MEASURED | (engine.layouts_measured if engine is not None else {}),
+        "ranks": [_rank(asdict(rank), plan, layout) for rank in ranks],
         "plans": [times.as_json() for times in engine.plans] if engine is not None else [],
         "events": list(engine.events) if engine is not None else [],
     }
@@ -83,12 +86,34 @@ _DRAFT = {
     "uncarried": _DRAFT_COUNTS,
 }
 _FLIP = {"policy": None, "committed": None, "abandoned": None, "hold_reason": None, "unarmed_work_count": None}
+_MEASURED: dict[str, Any] = {"pipeline": None, "tensor": None}
 
 
-def _ranges(layers: list[list[int] | None]) -> list[list[int]] | None:
-    """Layers [first, end) of each rank; None until every rank has told."""
+def _flip(context: ServerContext, engine: EngineSnapshot | None) -> dict[str, Any]:
+    """What the engine says of flips. Where there is none to be, why."""
+    if engine is None:
+        return _FLIP
+    if engine.flip:
+        return _FLIP | engine.flip
+    assert context.engine is not None
+    off = {"policy": "off", "committed": 0, "abandoned": {}, "unarmed_work_count": 0}
+    return _FLIP | off | {"hold_reason": context.engine.limits.no_flip.message}
+
+
+def _ranges(plan: RankPlan | None, layers: list[list[int] | None]) -> list[list[int]] | None:
+    """Layers [first, end) of each rank: as planned for the pipeline layout where ranks change between two, else as the
+    ranks tell; None until every rank has told."""
+    if plan is not None and plan.flip:
+        return [list(each) for each in plan.ranges]
     known = [of_rank for of_rank in layers if of_rank is not None]
     return known if known and len(known) == len(layers) else None
+
+
+def _rank(told: dict[str, Any], plan: RankPlan | None, layout: str | None) -> dict[str, Any]:
+    """A rank as the fleet has it. What it says of its layers is of its load: where the layout changes, that tells."""
+    if plan is None or not plan.flip or told["isa"] is None:
+        return told
+    return told | {"layers": list(plan.ranges[told["rank"]]) if layout == PIPELINE else None}
 
 
 def _model(model: ModelInfo | None) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def timing_block(
         "prefill_tok_s": _rate(prompt_tokens - cached_tokens, prefill_s),
         "decode_tok_s": _rate(decoded, decode_s),
         "cached_tokens": cached_tokens,
-        "flips_crossed": 0,
+        "flips_crossed": max(t.flips_crossed for t in timings),
         "restarts": max(t.restarts for t in timings),
         "draft": None,
     }
