@@ -9,8 +9,8 @@ block; KV rows of its attention layers for *all* tokens; full-width states of it
 from the host's copy. Tensor layout: every rank holds a share of every layer by the weight vector, and the KV rows of
 its tokens, of all layers, by the token vector; states by heads, like the weights.
 
-Beside the rows of the pool a rank has a page of padding, to which rows point that count for nothing. The CPU has one in
-the tensor layout alone: elsewhere it computes no such rows.
+Beside the rows of the pool a rank has a page of padding, to which rows point that count for nothing. On the CPU only
+ranks of the tensor layout compute such rows; ranks of one memory have one pool for both layouts, with one page.
 
 Pure.
 """
@@ -110,11 +110,9 @@ def _stack(job: Job, option: Option, part: range, *, first: bool, last: bool) ->
 
 
 def whole_share(job: Job, option: Option) -> Share:
-    """What ranks of one memory hold together: the model once, and in the tensor layout a page of padding."""
+    """What ranks of one memory hold together, the same in either layout: the model once, and a page of padding."""
     every = _stack(job, option, range(len(job.layers)), first=True, last=True)
-    page = PAGE if TENSOR in option.layouts else 0
-    padding = page * (every.kv_row + sum(rows.row for rows in every.windows))
-    return replace(every, kv_fixed=padding)
+    return replace(every, kv_fixed=PAGE * (every.kv_row + sum(rows.row for rows in every.windows)))
 
 
 def layer_share(job: Job, option: Option, index: int) -> Share:
