@@ -3,6 +3,9 @@
 A thread, not a task: while a server boots its loop is held up now and then (an import, a large file), and these are the
 moments that count. A reading is a few small files that stay open, some 0.3 ms; the thread takes 0.4 % of a core.
 
+While the layout changes it looks every `FLIP_PERIOD_S` and at each step of the change, whose name is the phase then;
+beside free memory it then reads what each rank holds (`RankPeaks`): the ledger has a moment of its own for that.
+
 What cannot be read is None and stays None; nothing here may fail a server. Breaches of the floor go to the loop.
 """
 
@@ -10,9 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import mmap
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from budget.corridor import Breach, Corridor
@@ -22,6 +28,7 @@ from budget.host import AvailableMemory
 log = logging.getLogger(__name__)
 
 PERIOD_S = 0.1
+FLIP_PERIOD_S = 0.004
 STOP_S = 2.0
 """How long a reading that is under way may take to end."""
 
@@ -48,6 +55,68 @@ class HostFree:
         self._memory.close()
 
 
+@dataclass
+class Peak:
+    """The most that one rank held while the layout changed, in bytes; `before` what it held as the first change began.
+    Of both its own memory alone: what ranks share is no rank's."""
+
+    pid: int
+    before: int
+    most: int
+    at_s: float
+    phase: str
+
+
+class RankPeaks:
+    """Memory of ranks during flips. The kernel's counters lag behind by some pages for each processor of the box; they
+    cost a thousandth of what an exact reading costs."""
+
+    def __init__(self, root: str | Path = "/") -> None:
+        self.taken = 0
+        self.peaks: dict[int, Peak] = {}
+        self._root = Path(root)
+
+    def take(self, at_s: float, phase: str, pids: Sequence[tuple[int, int]]) -> None:
+        """`pids` are (rank, pid). A process that has gone is left out."""
+        self.taken += 1
+        for rank, pid in pids:
+            held = self._private_bytes(pid)
+            if held is None:
+                continue
+            known = self.peaks.get(rank)
+            if known is None or known.pid != pid:  # another life of the rank begins anew, the peak stays
+                most = known.most if known is not None else -1
+                known = self.peaks[rank] = Peak(pid, held, most, at_s, known.phase if known is not None else phase)
+            if held > known.most:
+                known.most, known.at_s, known.phase = held, at_s, phase
+
+    def as_json(self, ledger: Mapping[int, int]) -> dict[str, Any]:
+        """`ledger`: what the plan allows each rank at that moment, in bytes."""
+        return {
+            "period_ms": FLIP_PERIOD_S * 1e3,
+            "taken": self.taken,
+            "ranks": [
+                {
+                    "rank": rank,
+                    "before_mib": round(peak.before / MIB, 2),
+                    "peak_mib": round(peak.most / MIB, 2),
+                    "ledger_mib": round(ledger[rank] / MIB, 2) if rank in ledger else None,
+                    "at": round(peak.at_s, 3),
+                    "phase": peak.phase,
+                }
+                for rank, peak in sorted(self.peaks.items())
+            ],
+        }
+
+    def _private_bytes(self, pid: int) -> int | None:
+        """Resident, without what files and shared memory back."""
+        try:
+            words = (self._root / f"proc/{pid}/statm").read_text().split()
+            return (int(words[1]) - int(words[2])) * mmap.PAGESIZE
+        except (OSError, IndexError, ValueError):
+            return None
+
+
 class CorridorSampler:
     """`start` first of all, `watch` when more is known, `stop` last.
 
@@ -62,6 +131,7 @@ class CorridorSampler:
         read: FreeReader | None = None,
         period_s: float = PERIOD_S,
         clock: Callable[[], float] = time.monotonic,
+        peaks: RankPeaks | None = None,
     ) -> None:
         self._corridor = Corridor((floor_bytes,), period_s * 1e3)
         self._indices: tuple[int, ...] | None = None
@@ -73,6 +143,10 @@ class CorridorSampler:
         self._began = clock()
         self._lock = threading.Lock()
         self._ended = threading.Event()
+        self._woken = threading.Event()
+        self._flip: tuple[str, tuple[tuple[int, int], ...]] | None = None
+        self._peaks = peaks or RankPeaks()
+        self._ledger: Mapping[int, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -82,19 +156,32 @@ class CorridorSampler:
         self._thread = threading.Thread(target=self._run, name="corridor", daemon=True)
         self._thread.start()
 
-    def watch(self, read: FreeReader, floor_bytes: Sequence[int], indices: Sequence[int]) -> None:
+    def watch(
+        self,
+        read: FreeReader,
+        floor_bytes: Sequence[int],
+        indices: Sequence[int],
+        flip_bytes: Mapping[int, int] | None = None,
+    ) -> None:
         """From here on read `read`: its first value is the host's, as before, and more devices follow. `indices` are
-        their numbers in the budget."""
+        their numbers in the budget; `flip_bytes` is what the ledger has for each rank while the layout changes."""
         with self._lock:
             if self._read is not None:
                 self._read.close()
             self._read = read
             self._indices = tuple(indices)
             self._corridor.set_floors(floor_bytes)
+            self._ledger = dict(flip_bytes or {})
+
+    def flip(self, step: str | None, pids: Sequence[tuple[int, int]] = ()) -> None:
+        """A flip is at `step`, and `pids` are its ranks (rank, pid); None: it is over."""
+        self._flip = (f"flip {step}", tuple(pids)) if step is not None else None
+        self._woken.set()
 
     def stop(self) -> None:
         """End the thread. Does nothing a second time, or before `start`."""
         self._ended.set()
+        self._woken.set()
         if self._thread is not None:
             self._thread.join(STOP_S)
             self._thread = None
@@ -106,7 +193,7 @@ class CorridorSampler:
     def as_json(self) -> dict[str, Any]:
         """The body of `/v1/homeserve/corridor`."""
         with self._lock:
-            return self._corridor.as_json(self._indices)
+            return self._corridor.as_json(self._indices) | {"flips": self._peaks.as_json(self._ledger)}
 
     def least_bytes(self) -> tuple[tuple[int, int], ...]:
         """(device, least free bytes since the start) of each device that is known."""
@@ -129,8 +216,11 @@ class CorridorSampler:
         while not self._ended.is_set():
             self._take()
             # A reading that took longer than the period costs its samples and is not made up for.
-            due = max(due + self._period_s, self._clock())
-            self._ended.wait(due - self._clock())
+            period_s = self._period_s if self._flip is None else min(self._period_s, FLIP_PERIOD_S)
+            due = max(due + period_s, self._clock())
+            if self._woken.wait(due - self._clock()):
+                self._woken.clear()
+                due = self._clock()
 
     def _take(self) -> None:
         with self._lock:
@@ -141,7 +231,10 @@ class CorridorSampler:
             except OSError as error:
                 log.debug("free memory cannot be read", extra={"why": str(error)})
                 free = ()
-            begun = self._corridor.sample(self._clock() - self._began, self._phase(), free)
+            flip, at_s = self._flip, self._clock() - self._began
+            begun = self._corridor.sample(at_s, self._phase() if flip is None else flip[0], free)
+            if flip is not None:
+                self._peaks.take(at_s, *flip)
         for breach in begun:
             self._tell(breach)
 

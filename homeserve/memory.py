@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from budget.corridor import Breach
 from budget.facts import MIB
-from budget.host_lines import KV, STATE, WEIGHTS, of_rank
+from budget.host_lines import KV, STATE, WEIGHTS, WORKER_PROCESSES, of_rank
+from budget.ledger import FLIP
 from homeserve.corridor import CorridorSampler, HostFree, words
 from homeserve.layouts.ranks import UNIFIED
 from homeserve.measure import MeasuredBudget, Members, Region, Worker
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from budget.facts import MemoryFacts
     from budget.plan import Plan
     from homeserve.checkpoint import Checkpoint
+    from homeserve.engine.engine import Engine
 
 UNTOLD_MAX = 16
 _TOGETHER = (WEIGHTS, KV, STATE)
@@ -58,7 +60,7 @@ class MemoryWatch:
         cpu = plan.ceilings.devices[-1]
         self._host = cpu.index
         self._files = frozenset(os.path.realpath(file.path) for file in checkpoint.files)
-        self._sampler.watch(HostFree(), (cpu.floor_bytes,), (cpu.index,))
+        self._sampler.watch(HostFree(), (cpu.floor_bytes,), (cpu.index,), flip_bytes(plan))
         body = document(plan.ceilings, memory, plan, plan.doubts, Question(self._context.settings.model))
         self._context.budget = MeasuredBudget(body, plan.lines, self._members)
 
@@ -66,6 +68,10 @@ class MemoryWatch:
         """There is an engine: what happened before becomes an event now."""
         while self._untold:
             self._on_breach(self._untold.popleft())
+
+    def watch_flips(self, engine: Engine) -> None:
+        """Look closely at every step of a flip of this engine."""
+        engine.watch_flips(self._on_flip)
 
     async def rows(self) -> list[dict[str, Any]]:
         """Predicted against measured, line by line; empty before there is a plan."""
@@ -107,12 +113,28 @@ class MemoryWatch:
         state = self._context.state()
         return self._context.load().stage if state == State.LOADING.value else state
 
+    def _on_flip(self, step: str | None) -> None:
+        fleet = self._context.fleet
+        self._sampler.flip(step, [(rank, pid) for rank, pid, _ in fleet.regions()] if fleet is not None else ())
+
     def _on_breach(self, breach: Breach) -> None:
         engine = self._context.engine
         if engine is None:
             self._untold.append(breach)
         else:
             engine.note("corridor_breach", text=words(breach))
+
+
+def flip_bytes(plan: Plan) -> dict[int, int]:
+    """What each rank may hold by itself while the layout changes: its lines of that moment, and its process. Lines that
+    ranks hold together are in shared memory, and no rank's own."""
+    ranks, held = len(plan.ranks), dict[str, int]()
+    for line in plan.lines:
+        if FLIP in line.held:
+            held[line.name] = held.get(line.name, 0) + line.bytes
+    process = held.get(WORKER_PROCESSES, 0) // ranks
+    own = {rank: [size for name, size in held.items() if name.endswith(of_rank("", rank))] for rank in range(ranks)}
+    return {rank: process + sum(sizes) for rank, sizes in own.items() if sizes}
 
 
 def return_freed_heap() -> None:
