@@ -4,12 +4,15 @@ The engine process checks the text at start and hands it to the first life of th
 in a fleet's whole life, so the worker that takes the dead one's place lives.
 
     step     load | prefill | decode: a plan that loads; one with rows that bring tokens; one with rows that continue
-    nth      fires on the nth such plan of that worker (default 1)
+             prepare.* | commit.*: a step of a flip (homeserve.worker.flip); spill | promote: an image of weights on its
+             way to the disk and back
+    nth      fires on the nth such step of that worker (default 1)
     action   kill       SIGKILL to itself, before the step runs
              stop       SIGSTOP to itself, before the step runs
              refuse     the plan is answered with a reason instead of being run
              enospc     the step ends with the error of a full disk
-             corrupt    the step runs, and its answer is damaged on the way
+             corrupt    the step runs, and one byte of what it made is another one: of a payload, an image, the arena;
+                        of the answer, where the step makes nothing else
              delay:MS   the step starts MS milliseconds later
 """
 
@@ -19,7 +22,18 @@ from dataclasses import dataclass
 
 from homeserve.errors import SettingError
 
-STEPS = ("load", "prefill", "decode")
+PREPARE_STEPS = ("prepare.check", "prepare.pack", "prepare.exchange", "prepare.digest")
+COMMIT_STEPS = (
+    "commit.release",
+    "commit.map",
+    "commit.write_kv",
+    "commit.write_state",
+    "commit.refill",
+    "commit.verify",
+    "commit.rebind",
+)
+IMAGE_STEPS = ("spill", "promote")
+STEPS = ("load", "prefill", "decode", *PREPARE_STEPS, *COMMIT_STEPS, *IMAGE_STEPS)
 ACTIONS = ("kill", "stop", "refuse", "enospc", "corrupt", "delay:MS")
 FORM = "rank=N,step=STEP,nth=N,action=ACTION"
 DELAY_MS_MAX = 600_000

@@ -167,8 +167,8 @@ class FlipOrder(_Record, frozen=True):
 
 
 class FlipAnswer(_Record, frozen=True):
-    """What a rank did for a plan of a flip. Bytes; times in microseconds by part (`check`, `pack`, `digest`, `exchange`,
-    `release`, `map`, `write_kv`, `write_state`, `refill`, `verify`, `rebind`)."""
+    """What a rank did for a plan of a flip. Bytes; times in microseconds by part (`check`, `pack`, `exchange`,
+    `digest`, `release`, `map`, `write_kv`, `write_state`, `refill`, `verify`, `rebind`)."""
 
     sent_bytes: int = 0
     received_bytes: int = 0

@@ -24,13 +24,20 @@ class FaultPoint:
         self.corrupts = False
 
     def before(self, plan: Plan) -> None:
-        """To be called before a plan runs. May not return, return late, or raise FaultRefused or OSError."""
+        """To be called before a plan runs: its steps, and a corrupt one damages its answer. May not return, return
+        late, or raise FaultRefused or OSError."""
+        if self._fault is not None and self._fault.step in steps_of(plan) and self.at(self._fault.step):
+            self.corrupts = True
+
+    def at(self, step: str) -> bool:
+        """To be called before a step that is not the whole plan. True: what it makes is to be spoilt. Otherwise as
+        `before`."""
         fault = self._fault
-        if fault is None or fault.step not in steps_of(plan):
-            return
+        if fault is None or fault.step != step:
+            return False
         self._seen += 1
         if self._seen != fault.nth:
-            return
+            return False
         self._fault = None
         if fault.action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -43,11 +50,17 @@ class FaultPoint:
         elif fault.action == "enospc":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         else:
+            return True
+        return False
+
+    def damaging(self, step: str) -> None:
+        """The same for a step that makes nothing: its plan's answer is damaged instead."""
+        if self.at(step):
             self.corrupts = True
 
 
 def steps_of(plan: Plan) -> frozenset[str]:
-    """Which steps a plan is: several where prefill runs beside decode."""
+    """Which steps a plan is as a whole: several where prefill runs beside decode."""
     if plan.kind == PlanKind.LOAD:
         return frozenset({"load"})
     return frozenset("prefill" if rows.tokens else "decode" for rows in plan.rows)

@@ -31,8 +31,8 @@ def test_the_documented_form_is_understood() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("rank=0,step=nap,action=kill", "known: load, prefill, decode"),
-        ("rank=0,action=kill", "known: load, prefill, decode"),
+        ("rank=0,step=nap,action=kill", "known: load, prefill, decode, prepare.check, "),
+        ("rank=0,action=kill", "known: load, prefill, decode, prepare.check, "),
         ("rank=0,step=load,action=explode", "known: kill, stop, refuse, enospc, corrupt, delay:MS"),
         ("rank=0,step=load", "action ''"),
         ("rank=0,step=load,action=delay", "action 'delay'"),
@@ -88,3 +88,27 @@ def test_each_action_that_a_process_survives() -> None:
     assert corrupt.corrupts
     FaultPoint(parse("step=load,action=delay:1")).before(LOAD)
     FaultPoint(None).before(LOAD)
+
+
+def test_a_step_within_a_plan_fires_at_its_nth_time_and_says_whether_to_spoil() -> None:
+    point = FaultPoint(parse("step=prepare.pack,nth=2,action=corrupt"))
+    assert [point.at(step) for step in ("prepare.pack", "prepare.check", "prepare.pack", "prepare.pack")] == [
+        False,
+        False,
+        True,
+        False,
+    ]
+    assert not point.corrupts
+    point = FaultPoint(parse("step=commit.map,action=corrupt"))
+    point.damaging("commit.release")
+    assert not point.corrupts
+    point.damaging("commit.map")
+    assert point.corrupts
+    with pytest.raises(FaultRefused, match="prepare.digest"):
+        FaultPoint(parse("step=prepare.digest,action=refuse")).at("prepare.digest")
+
+
+def test_a_plan_as_a_whole_is_no_step_of_a_flip() -> None:
+    point = FaultPoint(parse("step=prepare.check,action=refuse"))
+    point.before(Plan(9, 0, PlanKind.FLIP_PREPARE, 1))
+    assert not point.corrupts
