@@ -548,8 +548,9 @@ class Collective(Protocol):
         """What was exchanged, by label. A rank alone exchanges nothing, and counts nothing."""
         ...
 
-    def waited_ns(self) -> int:
-        """The waiting of all labels together, which is asked for twice in each plan: far cheaper than `counts`."""
+    def totals(self) -> tuple[int, int, int]:
+        """Calls, moved bytes and nanoseconds waited of all labels together, which are asked for after each plan: far
+        cheaper than `counts`."""
         ...
 
     def close(self) -> None: ...

@@ -155,9 +155,14 @@ class CpuCollective:
         self._done(self._exchanges[label], code)
         raise AssertionError(f"{label}: code {code} is no failure")
 
-    def waited_ns(self) -> int:
-        """Time spent waiting for other ranks since the beginning, spinning and asleep."""
-        return sum(each.spun_ns + each.slept_ns for each in self._exchanges.values())
+    def totals(self) -> tuple[int, int, int]:
+        """Calls, bytes moved, and ns of waiting for other ranks (spinning and asleep) since the beginning."""
+        calls = moved = waited = 0
+        for each in self._exchanges.values():
+            calls += each.calls
+            moved += each.bytes
+            waited += each.spun_ns + each.slept_ns
+        return calls, moved, waited
 
     def close(self) -> None:
         """Unmap the memory. Does nothing a second time; no exchange may follow."""

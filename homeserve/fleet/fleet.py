@@ -22,12 +22,12 @@ from homeserve.fleet.capture import Captures
 from homeserve.fleet.life import Life
 from homeserve.fleet.rank import RankProcess
 from homeserve.fleet.spec import (
+    Exchanges,
     FleetListener,
     FleetSpec,
     LoadProgressCallback,
     Loss,
     RankStatus,
-    exchange_counts,
 )
 from homeserve.wire.faults import parse
 from homeserve.wire.records import LaneRows, LoadSpec, NewLane, PlanKind, Progress, RankFacts, Result
@@ -228,6 +228,6 @@ class Fleet:
             idle_ms=held.idle_us / 1000 if held is not None else 0.0,
             rss_mib=held.rss_mib() if held is not None and alive else None,
             lines_mib={name: round(size / 2**20, 3) for name, size in facts.lines} if facts else {},
-            copied_bytes=None,
-            collectives=exchange_counts(held.exchanges if held is not None else ()),
+            copied_bytes=held.exchanges.moved_bytes if held is not None else None,
+            collectives=(held.exchanges if held is not None else Exchanges()).shown(),
         )

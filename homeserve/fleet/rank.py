@@ -28,7 +28,7 @@ from typing import Any
 from homeserve.fleet.acts import ActsMemory
 from homeserve.fleet.capture import RankEvidence
 from homeserve.fleet.relay import Relay
-from homeserve.fleet.spec import ActSizes, FleetSpec
+from homeserve.fleet.spec import ActSizes, Exchanges, FleetSpec
 from homeserve.wire.children import environment
 from homeserve.wire.codec import encode
 from homeserve.wire.doorbell import BellReader, BellWriter
@@ -52,8 +52,7 @@ class RankProcess:
         self.facts: RankFacts | None = None
         self.busy_us = self.waited_us = self.idle_us = 0
         """Computing, waiting for other ranks inside plans, and waiting for plans."""
-        self.exchanges: tuple[tuple[str, int, int, int], ...] = ()
-        """What the last census told of its exchanges."""
+        self.exchanges = Exchanges()
         self._child_fds: list[int] = []
         with ExitStack() as held:
             held.callback(self._close_child_fds)
@@ -160,7 +159,7 @@ class RankProcess:
         self.busy_us += result.busy_us - result.waited_us
         self.waited_us += result.waited_us
         self.idle_us += result.idle_us
-        self.exchanges = result.exchanges or self.exchanges
+        self.exchanges.count(result)
         self.facts = result.facts or self.facts
 
     def evidence(self) -> RankEvidence:

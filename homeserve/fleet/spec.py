@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,6 +17,10 @@ EXCHANGE_SPARE_S = 5.0
 
 LoadProgressCallback = Callable[[str, int, int], None]
 """stage, done bytes, total bytes (0: unknown): summed over ranks that are in the same stage."""
+
+
+EXCHANGE_PLANS = 256
+"""Plans over which the waits of exchanges are told."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,34 @@ class FleetListener(Protocol):
         ...
 
 
+class Exchanges:
+    """What one rank's answers have told of its exchanges with others since the load."""
+
+    def __init__(self) -> None:
+        self.calls: int | None = None
+        self.moved_bytes: int | None = None
+        self._means: deque[float] = deque(maxlen=EXCHANGE_PLANS)
+
+    def count(self, result: Result) -> None:
+        if not result.exchanges:
+            return
+        calls = sum(entry[1] for entry in result.exchanges)
+        more = calls - (self.calls or 0)
+        if more > 0:
+            self._means.append(result.waited_us / more)
+        self.calls, self.moved_bytes = calls, sum(entry[2] for entry in result.exchanges)
+
+    def shown(self) -> dict[str, float | None]:
+        """How many there were, and of the last plans the median and the 99th percentile of the mean wait of one
+        exchange, in microseconds. None before the first plan, and where a rank exchanges nothing."""
+        means = sorted(self._means)
+
+        def at(share: float) -> float | None:
+            return round(means[int(share * (len(means) - 1))], 1) if means else None
+
+        return {"count": self.calls, "us_p50": at(0.5), "us_p99": at(0.99)}
+
+
 @dataclass(frozen=True)
 class RankStatus:
     """One rank as `status` shows it. None: not known (yet)."""
@@ -132,21 +165,5 @@ class RankStatus:
     rss_mib: float | None
     lines_mib: dict[str, float]
     copied_bytes: int | None
-    collectives: dict[str, float | None] = field(default_factory=lambda: exchange_counts(()))
-
-
-def exchange_counts(exchanges: Sequence[tuple[str, int, int, int]]) -> dict[str, float | None]:
-    """Of (label, calls, bytes, microseconds waited) since the load, as a census tells them: how many exchanges, and of
-    the mean waits of each label, weighted by its calls, the median and the 99th percentile. Unknown before a census."""
-    called = sorted((waited / calls, calls) for _, calls, _, waited in exchanges if calls)
-    total = sum(calls for _, calls in called)
-
-    def at(share: float) -> float | None:
-        passed = 0
-        for mean, calls in called:
-            passed += calls
-            if passed >= share * total:
-                return round(mean, 1)
-        return None
-
-    return {"count": total if exchanges else None, "us_p50": at(0.5), "us_p99": at(0.99)}
+    """Moved between ranks since the load: written by this one into exchanges, and received in messages."""
+    collectives: dict[str, float | None] = field(default_factory=lambda: Exchanges().shown())

@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 
 PROGRESS_PERIOD_S = 0.05
 
+ALL_EXCHANGES = ""
+"""The label under which an answer tells of all exchanges of the rank together; a census tells of each by its label."""
+
 
 class EngineGone(Exception):
     """The engine closed its end of a doorbell."""
@@ -83,6 +86,7 @@ def run_plans(
     """Run plans until STOP. Raises EngineGone if the engine goes first, WireError on a damaged log."""
     idle_since = time.monotonic_ns()
     pending = 0
+    waited_before = 0
     while True:
         if not pending:
             pending = bell.wait()
@@ -90,12 +94,16 @@ def run_plans(
                 raise EngineGone
         plan = plans.take()
         pending -= 1
-        began, waited_us = time.monotonic_ns(), runner.waited_us()
+        began = time.monotonic_ns()
         result = answer(rank, plan, runner, faults)
         ended = time.monotonic_ns()
-        waited_us = runner.waited_us() - waited_us if plan.rows else 0
-        result = _timed(result, began, busy_ns=ended - began, idle_ns=began - idle_since, waited_us=waited_us)
-        idle_since = ended
+        all_calls, all_bytes, all_waited = runner.exchanged()
+        waited_us = all_waited - waited_before if plan.rows else 0
+        exchanges = result.exchanges
+        if plan.rows and all_calls:
+            exchanges = ((ALL_EXCHANGES, all_calls, all_bytes, all_waited),)
+        result = _timed(result, began, ended, began - idle_since, waited_us, exchanges)
+        idle_since, waited_before = ended, all_waited
         _send(reports, result, faults)
         if plan.kind == PlanKind.STOP:
             return
@@ -140,7 +148,14 @@ def _send(reports: Reports, result: Result, faults: FaultPoint) -> None:
         reports.send(refused(result.rank, result.seq, result.epoch, error))
 
 
-def _timed(result: Result, began_ns: int, *, busy_ns: int, idle_ns: int, waited_us: int) -> Result:
+def _timed(
+    result: Result,
+    began_ns: int,
+    ended_ns: int,
+    idle_ns: int,
+    waited_us: int,
+    exchanges: tuple[tuple[str, int, int, int], ...],
+) -> Result:
     # Not msgspec.structs.replace: that is several times slower, and this runs once a step.
     return Result(
         result.rank,
@@ -152,12 +167,12 @@ def _timed(result: Result, began_ns: int, *, busy_ns: int, idle_ns: int, waited_
         result.samples,
         result.facts,
         result.census,
-        busy_ns // 1000,
+        (ended_ns - began_ns) // 1000,
         idle_ns // 1000,
         result.field,
         result.fix,
         result.parts,
         began_ns // 1000,
         waited_us,
-        result.exchanges,
+        exchanges,
     )

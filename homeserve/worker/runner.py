@@ -105,9 +105,10 @@ class Runner:
         self._program = self._pools = self._backend = None
         self._lanes = self._collective = self._sender = self._receiver = None
 
-    def waited_us(self) -> int:
-        """Time that this rank has waited for others since the load."""
-        return self._collective.waited_ns() // 1000 if self._collective is not None else 0
+    def exchanged(self) -> tuple[int, int, int]:
+        """Since the load: exchanges with other ranks, bytes that they moved, microseconds waited in them."""
+        calls, moved, waited_ns = self._collective.totals() if self._collective is not None else (0, 0, 0)
+        return calls, moved, waited_ns // 1000
 
     def _exchanges(self) -> tuple[tuple[str, int, int, int], ...]:
         counts = self._collective.counts() if self._collective is not None else {}

@@ -178,7 +178,9 @@ def test_a_peer_that_does_not_come_is_named_and_the_wire_is_over(group: Group) -
         first.send(at(1), 1, np.zeros((1, 1), np.float32))
     assert isinstance(caught.value, ExchangeError) and caught.value.peer == 1
     assert first.counts()["ffn 3"].slept_ns > 0
-    assert first.waited_ns() == sum(each.spun_ns + each.slept_ns for each in first.counts().values())
+    every = first.counts().values()
+    waited_ns = sum(each.spun_ns + each.slept_ns for each in every)
+    assert first.totals() == (sum(e.calls for e in every), sum(e.moved_bytes for e in every), waited_ns)
 
 
 def test_what_is_wrong_is_refused_before_anything_is_posted(group: Group) -> None:

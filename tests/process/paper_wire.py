@@ -179,8 +179,9 @@ class PaperCollective:
     def counts(self) -> Mapping[str, Counts]:
         return self._counts
 
-    def waited_ns(self) -> int:
-        return sum(each.spun_ns + each.slept_ns for each in self._counts.values())
+    def totals(self) -> tuple[int, int, int]:
+        every = self._counts.values()
+        return sum(each.calls for each in every), sum(each.moved_bytes for each in every), 0
 
     def close(self) -> None:
         """Nothing is held."""

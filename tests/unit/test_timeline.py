@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from homeserve.engine.timeline import PLANS_KEPT, Timeline
-from homeserve.fleet.spec import exchange_counts
+from homeserve.fleet.spec import Exchanges
 from homeserve.wire.records import LaneRows, PlanKind, Result, pack_ints
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "benchmarks"))
@@ -50,10 +50,18 @@ def test_plans_of_a_lost_life_are_not_answered_by_the_next_one() -> None:
     assert {plan.life for plan in timeline.recent()} == {1}
 
 
-def test_waits_of_exchanges_are_weighted_by_their_calls() -> None:
-    assert exchange_counts(()) == {"count": None, "us_p50": None, "us_p99": None}
-    told = (("sum a", 98, 0, 980), ("sum b", 2, 0, 1000), ("never", 0, 0, 0))
-    assert exchange_counts(told) == {"count": 100, "us_p50": 10.0, "us_p99": 500.0}
+def test_exchanges_are_told_from_plans_and_a_census_adds_none() -> None:
+    exchanges = Exchanges()
+    exchanges.count(Result(0, 1, 0))
+    assert exchanges.shown() == {"count": None, "us_p50": None, "us_p99": None} and exchanges.moved_bytes is None
+    for plan in range(1, 101):
+        waited = 1000 if plan == 100 else 40
+        exchanges.count(Result(0, plan + 1, 0, waited_us=waited, exchanges=(("", 4 * plan, 512 * plan, 0),)))
+    assert exchanges.shown() == {"count": 400, "us_p50": 10.0, "us_p99": 10.0} and exchanges.moved_bytes == 51200
+    exchanges.count(Result(0, 102, 0, exchanges=(("sum a", 300, 50000, 9), ("sum b", 100, 1200, 9))))
+    assert exchanges.shown()["count"] == 400 and exchanges.moved_bytes == 51200
+    exchanges.count(Result(0, 103, 0, waited_us=1000, exchanges=(("", 404, 51712, 0),)))
+    assert exchanges.shown() == {"count": 404, "us_p50": 10.0, "us_p99": 250.0}
 
 
 def pipeline(chunks: int, in_flight: int, first_seq: int = 2) -> list[Span]:

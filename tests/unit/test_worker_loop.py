@@ -57,8 +57,8 @@ class Acting:
         self.ran: list[int] = []
         self.waited = 0
 
-    def waited_us(self) -> int:
-        return self.waited
+    def exchanged(self) -> tuple[int, int, int]:
+        return 3 * len(self.ran), 64 * len(self.ran), self.waited
 
     def run(self, plan: Plan) -> Answer:
         self.ran.append(plan.seq)
@@ -117,7 +117,14 @@ def test_what_a_rank_waited_for_others_is_told_of_each_plan_that_computes(wires:
         wires.issue(Plan(seq, 0, PlanKind.PREFILL, 3, rows=rows))
     wires.issue(Plan(4, 0, PlanKind.STOP, 3))
     loop(wires, Acting())
-    assert [r.waited_us for r in wires.heard()] == [100, 200, 300, 0]
+    heard = wires.heard()
+    assert [r.waited_us for r in heard] == [100, 200, 300, 0]
+    assert [r.exchanges for r in heard] == [
+        (("", 3, 64, 100),),
+        (("", 6, 128, 300),),
+        (("", 9, 192, 600),),
+        (),
+    ]
 
 
 def test_what_goes_wrong_is_the_answer_and_the_loop_goes_on(wires: Wires) -> None:
