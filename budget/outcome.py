@@ -48,6 +48,47 @@ class Priced:
 
 
 @dataclass(frozen=True)
+class FlipTerms:
+    """Whether a plan's ranks may change their layout, and what that takes. With `fits` False only `why_not` says
+    anything: that sum is of the smallest flip, beside the plan as it is.
+
+    resting        the layout in which the ranks begin, and to which they return; `Plan.layouts[0]`
+    home           where the arena is filled from: copy (one of the model, of all ranks), images (of each rank), resident
+                   (both layouts lie on the devices), unified (nothing is filled)
+    ranges, weight_vector, token_vector   the parts of both layouts
+    transit_bytes  the most that one flip may carry: live rows and states on their way; 0 in unified memory
+    cache_bytes    of it, what may be of the prefix cache alone
+    page_bytes     what a page of each KV group has, K and V of all its layers, all ranks together: the group of layers
+                   that keep every token, then one for each window of the model, ascending
+    state_bytes    what one slot of recurrent states has, all layers, all ranks together
+    copy_bytes     of host memory for one copy of the weights; 0 where there is none
+    image_bytes    of host memory for each rank's image; () where there is none
+    peaks          phase -> what each rank itself holds of its device then (`budget.flip.PHASES`)
+    shared_peaks   phase -> what is held then on the host beside that: processes, the copy, transit
+    """
+
+    fits: bool
+    why_not: str = ""
+    resting: str = ""
+    home: str = ""
+    ranges: tuple[tuple[int, int], ...] = ()
+    weight_vector: tuple[int, ...] = ()
+    token_vector: tuple[int, ...] = ()
+    transit_bytes: int = 0
+    cache_bytes: int = 0
+    page_bytes: tuple[int, ...] = ()
+    state_bytes: int = 0
+    copy_bytes: int = 0
+    image_bytes: tuple[int, ...] = ()
+    peaks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    shared_peaks: Mapping[str, int] = field(default_factory=dict)
+
+
+NO_FLIP = FlipTerms(False)
+"""Nobody asked: there is one rank, or one layout was chosen."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """A plan that fits. Tokens are whole pages; `rank_tokens[r]` is what rank r alone could hold: the least of them
     binds.
@@ -82,6 +123,8 @@ class Plan:
     """Which layout serves and why, where it was chosen among several ("": it was not)."""
     most_tokens: int = 0
     """The largest pool that fits; `kv_tokens` may be less where nobody asked for so many."""
+    flip: FlipTerms = NO_FLIP
+    """Whether and how its ranks may change their layout."""
     priced: tuple[Priced, ...] = ()
     advice: tuple[Advice, ...] = ()
     doubts: tuple[Doubt, ...] = ()
@@ -92,6 +135,11 @@ class Plan:
         model: a rank may hold no layer of some.)"""
         sizes = self.kv_tokens, self.running, self.wish.chunk
         return {each: window_slots(each, *sizes, kept=self.wish.prefix_cache) for each in self.shape.windows}
+
+    def flip_peak(self, rank: int, phase: str) -> int:
+        """The most that `rank` itself holds in a phase of `budget.flip.PHASES`, by the ledger; raises KeyError without a
+        flip."""
+        return self.flip.peaks[phase][rank]
 
 
 @dataclass(frozen=True)
