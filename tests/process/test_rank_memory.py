@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,13 @@ from typing import Any
 
 import pytest
 
+# The test folders are no package (pytest's importlib mode); the models lie among the model tests.
+sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
+
+from wide_models import save
+
+from backends.base import StatePool
+from backends.cpu.delta import slot_bytes
 from budget.facts import MIB
 from homeserve import checkpoint
 from homeserve.fleet import ActSizes
@@ -34,6 +42,8 @@ SPECS: dict[str, dict[str, Any]] = {
     "tensor": {"weight_vector": VECTOR, "token_vector": (28, 26, 20)},
 }
 ACTS = ActSizes(piece_floats=1 << 17, message_floats=ROWS * 2 * 576, token_floats=64, depth=6)
+STATES = 600
+"""State slots: of the made-up model some MiB."""
 ELSE_MIB = 64
 """A worker without its weights, pool and buffers: the interpreter and its libraries. A second copy would be more."""
 
@@ -195,13 +205,41 @@ def test_ranks_of_one_memory_hold_the_weights_once(driver: Any, run_once: Any, m
             assert all(area.end - area.start >= model.whole for area in mapped)
             for rank in ranks:
                 assert not [area for area in areas_of(rank.pid) if os.path.basename(model.path) in area.name]
-                shared = [area.name.startswith("/memfd:homeserve-kv") for area in rank.areas("kv")]
-                assert shared == [layout == "tensor"]
+                assert all(area.name.startswith("/memfd:homeserve-kv") for area in rank.areas("kv"))
+                assert sum(area.end - area.start for area in rank.areas("kv")) >= model.kv
             kept = sum(area.sizes["Pss"] for rank in ranks for area in rank.areas("kv"))
             assert model.kv <= kept < 1.05 * model.kv + RANKS * 2 * MIB
             before = ranks[1].digest()
             assert before == ranks[0].digest() == ranks[2].digest()
             ranks[0].overwrite()
             assert before != ranks[1].digest() == ranks[0].digest() == ranks[2].digest()
+
+    run_once(main)
+
+
+@pytest.mark.parametrize("layout", SPECS)
+def test_ranks_of_one_memory_hold_every_state_once(driver: Any, run_once: Any, tmp_path: Path, layout: str) -> None:
+    """Of made-up delta nets. A rank changes what another rank maps."""
+    path = save("qwen35", tmp_path / "wide.gguf")
+    opened = checkpoint.open(str(path), registry.folder_families)
+    family = registry.family(opened.arch)
+    each = slot_bytes(StatePool(bind(family, family.config_from(opened.metadata), opened.tensors).state_layers, 1))
+    opened.close()
+    shares = {"pipeline": {"ranges": ((0, 2), (2, 3), (3, 4))}, "tensor": SPECS["tensor"]}
+
+    async def main() -> None:
+        async with driver(RANKS, backend="cpu", acts=ACTS, unified=True) as fleet:
+            await fleet.fleet.start()
+            spec = LoadSpec(str(path), 1024, "f16", ROWS, RUNNING, RUNNING, 40, layout=layout, state_slots=STATES,
+                            **shares[layout])  # fmt: skip
+            facts = await fleet.fleet.load(spec)
+            told = [dict(rank.lines)["state"] for rank in facts]
+            assert sum(told) == STATES * each and max(told) - min(told) <= 1
+            await fleet.generate(6)
+            areas = [area for rank in held_by(fleet) for area in rank.areas("state")]
+            assert len(areas) == RANKS and all(area.name.startswith("/memfd:homeserve-state") for area in areas)
+            assert all(area.end - area.start >= STATES * each for area in areas)
+            kept = sum(area.sizes["Pss"] for area in areas)
+            assert 0.99 * STATES * each <= kept < STATES * each + RANKS * 2 * MIB
 
     run_once(main)
