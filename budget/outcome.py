@@ -53,7 +53,7 @@ class FlipTerms:
     anything: that sum is of the smallest flip, beside the plan as it is.
 
     resting        the layout in which the ranks begin, and to which they return; `Plan.layouts[0]`
-    home           where the arena is filled from: copy (one of the model, of all ranks), images (of each rank), resident
+    home           where the arena is filled from: copy (one of the model, for all ranks), images (of each rank), resident
                    (both layouts lie on the devices), unified (nothing is filled)
     ranges, weight_vector, token_vector   the parts of both layouts
     transit_bytes  the most that one flip may carry: live rows and states on their way; 0 in unified memory
@@ -137,7 +137,7 @@ class Plan:
         return {each: window_slots(each, *sizes, kept=self.wish.prefix_cache) for each in self.shape.windows}
 
     def flip_peak(self, rank: int, phase: str) -> int:
-        """The most that `rank` itself holds in a phase of `budget.flip.PHASES`, by the ledger; raises KeyError without a
+        """The most that `rank` itself holds in a phase of `budget.flip.PHASES`. Raises KeyError without a
         flip."""
         return self.flip.peaks[phase][rank]
 
