@@ -151,6 +151,25 @@ class PagePool:
             for of_rank in counts
         ]
 
+    def held(self, group: int) -> bytes:
+        """Bit map (bit i of byte i // 8, lowest first) of a group's pages that are not free: live, protected or
+        cached."""
+        owner = self._groups[group]
+        bits = bytearray(-(-owner.capacity // 8))
+        for page in range(owner.capacity):
+            bits[page >> 3] |= 1 << (page & 7)
+        for page in owner.free:
+            bits[page >> 3] ^= 1 << (page & 7)
+        return bytes(bits)
+
+    def drop_cached(self, group: int) -> bool:
+        """Free the least recently used cached page of a group; False where there is none."""
+        owner = self._groups[group]
+        if owner.in_tree == owner.locked:
+            return False
+        self._evict_one(group)
+        return True
+
     def take(self, count: int) -> list[list[int]] | None:
         """`count` pages of each group for one owner, evicting cached ones if it must; None, and nothing changed, if
         too few."""

@@ -35,67 +35,28 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from backends.base import PAGE_LEN
-from homeserve.engine.pages import PageCensus, PagePool, pages_for
+from homeserve.engine.draft import Draft as Draft
+from homeserve.engine.draft import Emit as Emit
+from homeserve.engine.flip import LiveSet
+from homeserve.engine.live import live_set, resident_bytes
+from homeserve.engine.pages import PageCensus, PagePool
+from homeserve.engine.policy import Demand
 from homeserve.engine.request import EngineLimits, FinishReason, GenerateCall
 from homeserve.engine.sequence import RUNNING, Sequence, SequenceState
+from homeserve.engine.sizes import PROMPT_LOGPROB_ROWS as PROMPT_LOGPROB_ROWS
+from homeserve.engine.sizes import new_lane_bytes, new_lanes_bytes_limit
+from homeserve.engine.sizes import plan_bytes_limit as plan_bytes_limit
+from homeserve.engine.sizes import result_bytes_limit as result_bytes_limit
 from homeserve.engine.states import SPACING, StateCensus, StateSlots, checkpoint_after
 from homeserve.engine.tables import PageTables
 from homeserve.layouts.owner import OwnerRule
-from homeserve.wire.records import LaneRows, Logprobs, NewLane, PlanKind, Sample, Sampling
-
-PROMPT_LOGPROB_ROWS = 32
-"""Rows of a chunk whose every row needs logits: bounds the logits buffer."""
+from homeserve.wire.records import LaneRows, Logprobs, NewLane, Sample, Sampling, pack_ints
 
 STRIKES_OUT = 2
 """Deaths in a row, alone in flight, after which a request is failed."""
-
-
-@dataclass
-class Draft:
-    """A plan to be issued, and the sequences that it names. `number` rises from one draft to the next."""
-
-    number: int
-    drop: tuple[int, ...] = ()
-    new: list[NewLane] = field(default_factory=list)
-    rows: list[LaneRows] = field(default_factory=list)
-    named: list[Sequence] = field(default_factory=list)
-    reach: dict[int, int] = field(default_factory=dict)
-    """Sequence key -> positions computed once this plan is back."""
-    saves: list[tuple[Sequence, int, int]] = field(default_factory=list)
-    """(sequence, positions computed, state slot): checkpoints that this plan saves."""
-    new_bytes: int = 0
-    logprob_rows: int = 0
-
-    def name(self, sequence: Sequence) -> None:
-        """From here on the sequence counts as in flight: its lane, and what of the pool its next row sees, are not
-        given back before this plan is acknowledged."""
-        if sequence not in self.named:
-            self.named.append(sequence)
-            sequence.in_flight += 1
-            sequence.turn = self.number
-
-    @property
-    def kind(self) -> PlanKind:
-        decode_count = sum(not row.tokens for row in self.rows)
-        if decode_count == len(self.rows):
-            return PlanKind.DECODE
-        return PlanKind.MIXED if decode_count else PlanKind.PREFILL
-
-
-@dataclass(frozen=True)
-class Emit:
-    """Something a sequence's reader is to be told."""
-
-    sequence: Sequence
-    tokens: tuple[int, ...] = ()
-    logprobs: tuple[Logprobs, ...] = ()
-    prompt_logprobs: tuple[Logprobs, ...] = ()
-    finish: FinishReason | None = None
-    error: str | None = None
-    """What went wrong, where `finish` is ERROR."""
 
 
 @dataclass
@@ -171,6 +132,10 @@ class Scheduler:
     def holdings(self) -> list[tuple[int, str, int]]:
         """(lane, request id, pages in its table) of each lane in use."""
         return [(s.lane, s.call.request_id, len(s.tables[0])) for s in self._running.values()]
+
+    def lanes(self) -> dict[int, tuple[int, int]]:
+        """Lane -> (sequence, entries of its table that the ranks know), of each lane in use."""
+        return {s.lane: (s.key, s.sent_pages) for s in self._running.values()}
 
     def open_sequences(self) -> list[Sequence]:
         """Every sequence that is not finished, oldest first."""
@@ -295,6 +260,57 @@ class Scheduler:
             return f"its {sequence.target} tokens do not fit the KV pool that is left, of {self.token_limit} tokens"
         return ""
 
+    # ------------------------------------------------------------------------------------------------------ flips
+
+    @property
+    def drained(self) -> bool:
+        """No plan is in flight. Requests may be resident, prompts half computed."""
+        return not self._flight
+
+    def demand(self) -> Demand:
+        """What there is to do: prompt tokens not computed yet, of calls that wait and of prompts half done; sequences
+        that decode, and how many tokens they may still draw at most. Held ones count as nothing: they wait for their
+        readers."""
+        pending = decoding = left = 0
+        for sequence in (*self._waiting, *self._running.values()):
+            if sequence.held or sequence.finish is not None:
+                continue
+            if sequence.state is SequenceState.DECODE:
+                decoding += 1
+                left += sequence.call.max_tokens - sequence.generated
+            else:
+                pending += sequence.target - sequence.issued
+        return Demand(pending, decoding, left)
+
+    def resident_bytes(self) -> int:
+        """The least that a flip would have to carry now: what the cache keeps can be dropped."""
+        flip = self.limits.flip
+        return 0 if flip is None else resident_bytes(self._pool, self._states, len(self._running), flip)
+
+    def live(self) -> LiveSet:
+        """What a flip carries, all plans being answered. Cached pages and checkpoints beyond what the flip has room for
+        leave the cache, least recently used first."""
+        assert self.drained and self.limits.flip is not None
+        return live_set(self._pool, self._states, [s.lane for s in self._running.values()], self.limits.flip)
+
+    def turn(self, layout: str) -> None:
+        """The ranks have another layout: nothing else changes. Slots are what they were, so tables, cache and
+        checkpoints stay; the next row of each decoding sequence brings its token, because the rank that drew it may
+        be another one than the one that needs it now."""
+        assert self.drained and self.limits.flip is not None
+        to = self.limits.flip.layouts[layout]
+        self.limits = replace(
+            self.limits,
+            layout=layout,
+            decode_groups=to.decode_groups,
+            plans_in_flight=to.plans_in_flight,
+            token_vector=to.token_vector,
+        )
+        self._decode_plans += to.decode_groups  # everybody's round is over
+        for sequence in self._running.values():
+            sequence.resumed = sequence.state is SequenceState.DECODE
+            sequence.skipped = sequence.passed_over = 0
+
     # -------------------------------------------------------------------------------------------------- drafting
 
     def _draft_all(self, draft: Draft) -> None:
@@ -347,7 +363,11 @@ class Scheduler:
             return
         pages = self._tables.unsent(sequence)
         save = self._save_slot(draft, sequence, sequence.issued + 1) if (sequence.issued + 1) % SPACING == 0 else -1
-        draft.rows.append(LaneRows(sequence.lane, sequence.key, sequence.issued, b"", pages, sample=True, save=save))
+        tokens = b""
+        if sequence.resumed:  # nothing of it is in flight, so its last token is known
+            tokens, sequence.resumed = pack_ints([sequence.tokens[sequence.issued]]), False
+        draft.rows.append(LaneRows(sequence.lane, sequence.key, sequence.issued, tokens, pages, sample=True, save=save))
+        draft.decode_rows += 1
         draft.name(sequence)
         sequence.issued += 1
         draft.reach[sequence.key] = sequence.issued
@@ -576,30 +596,6 @@ class Scheduler:
         if sequence.state is not SequenceState.WAITING:
             sequence.move(SequenceState.WAITING)
         sequence.forget_memory()
-
-
-def new_lane_bytes(sampling: Sampling) -> int:
-    """Upper bound of the encoded size of a `NewLane` without its history."""
-    return 256 + 16 * len(sampling.logit_bias) + 6 * len(sampling.forbidden)
-
-
-def new_lanes_bytes_limit(limits: EngineLimits) -> int:
-    """Bytes of `NewLane` records in one plan, beyond which the next newcomer waits for the next plan."""
-    return 4 * limits.context + 64 * 1024
-
-
-def plan_bytes_limit(limits: EngineLimits) -> int:
-    """Upper bound of an encoded plan: newcomers (one may come above the bound), row records, tokens, page tables."""
-    largest_newcomer = 4 * limits.context + 64 * 1024
-    row_records = 64 * limits.running
-    pages = 4 * limits.running * (1 + pages_for(limits.context)) * len(limits.groups)
-    return new_lanes_bytes_limit(limits) + largest_newcomer + row_records + 4 * limits.chunk + pages + 4096
-
-
-def result_bytes_limit(limits: EngineLimits, top_logprobs: int = 20) -> int:
-    """Upper bound of an encoded result: a sample a lane, log-probabilities with `top_logprobs` alternatives each."""
-    one = 32 + 16 * (top_logprobs + 1)
-    return (limits.running + PROMPT_LOGPROB_ROWS) * one + 64 * limits.running + 16384
 
 
 def _needs_history(sampling: Sampling) -> bool:

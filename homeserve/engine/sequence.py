@@ -68,6 +68,7 @@ class Sequence:
         "logprobs_seen",
         "passed_over",
         "pending",
+        "resumed",
         "saves",
         "sent_pages",
         "skipped",
@@ -109,6 +110,8 @@ class Sequence:
         """Plans that name this sequence and are not acknowledged."""
         self.held = False
         """Its reader is too slow; no rows until it has caught up."""
+        self.resumed = False
+        """The layout has changed since its last row: the next one brings its token."""
         self.suspect = False
         """It was in flight when a worker died, and has not come past that place since."""
         self.died_at = 0
@@ -155,6 +158,7 @@ class Sequence:
         self.skipped = 0
         self.passed_over = 0
         self.in_flight = 0
+        self.resumed = False
 
     def move(self, to: SequenceState) -> None:
         assert to in TRANSITIONS[self.state], f"sequence {self.key}: {self.state.value} -> {to.value} is no transition"

@@ -17,6 +17,7 @@ Pure.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from backends.base import PAGE_LEN
@@ -81,6 +82,31 @@ class StateSlots:
             del self._kept[node.state]
             self._free.append(node.state)
             node.state = -1
+
+    @property
+    def kept(self) -> int:
+        """Checkpoints of the prefix tree,"""
+        return len(self._kept)
+
+    @property
+    def taken(self) -> int:
+        """and slots of those that plans have saved and no node has yet."""
+        return self._capacity - self._lanes - len(self._free) - len(self._kept)
+
+    def drop_oldest(self) -> bool:
+        """Free the least recently used checkpoint; False where there is none."""
+        if not self._kept:
+            return False
+        self.forget(next(iter(self._kept.values())))
+        return True
+
+    def held(self, lanes: Iterable[int]) -> bytes:
+        """Bit map (bit i of byte i // 8, lowest first) of slots in use: those of `lanes`, and of checkpoints."""
+        bits = bytearray(-(-self._capacity // 8))
+        free = set(self._free)
+        for slot in (*lanes, *(slot for slot in range(self._lanes, self._capacity) if slot not in free)):
+            bits[slot >> 3] |= 1 << (slot & 7)
+        return bytes(bits)
 
     def census(self, lanes_in_use: int) -> StateCensus:
         free = len(self._free) + self._lanes - lanes_in_use

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from homeserve.wire.records import LaneRows, PlanKind, Result
@@ -45,17 +46,20 @@ class Timeline:
         self._flight: dict[int, tuple[PlanKind, int, int]] = {}
         self._plans: deque[PlanTimes] = deque(maxlen=PLANS_KEPT)
         self._life = 0
+        self._answered = 0
 
-    def issued(self, seq: int, kind: PlanKind, rows: Sequence[LaneRows]) -> None:
+    def issued(self, seq: int, kind: PlanKind, rows: Sequence[LaneRows], prompt_rows: int | None = None) -> None:
+        """`prompt_rows`: as many of the rows; without it, those that bring tokens."""
         if rows:
-            prompt = sum(len(each.tokens) // 4 for each in rows)
-            self._flight[seq] = (kind, prompt + sum(not each.tokens for each in rows), prompt)
+            prompt = sum(len(each.tokens) // 4 for each in rows) if prompt_rows is None else prompt_rows
+            self._flight[seq] = (kind, sum(max(1, len(each.tokens) // 4) for each in rows), prompt)
 
     def answered(self, seq: int, results: Sequence[Result]) -> None:
         plan = self._flight.pop(seq, None)
         if plan is not None:
             ranks = tuple((r.rank, r.began_us, max(0, r.busy_us - r.waited_us), r.waited_us) for r in results)
             self._plans.append(PlanTimes(self._life, seq, *plan, ranks))
+            self._answered += 1
 
     def lost(self) -> None:
         """The fleet's life ended."""
@@ -65,3 +69,8 @@ class Timeline:
     def recent(self) -> tuple[PlanTimes, ...]:
         """Oldest first."""
         return tuple(self._plans)
+
+    def since(self, answered: int) -> tuple[int, tuple[PlanTimes, ...]]:
+        """How many were answered so far, and those behind the first `answered` of them that are still kept."""
+        fresh = min(self._answered - answered, len(self._plans))
+        return self._answered, tuple(islice(self._plans, len(self._plans) - fresh, None))

@@ -1,0 +1,47 @@
+"""How large plans and results can become: what their rings are made for. Pure."""
+
+from __future__ import annotations
+
+from backends.base import PAGE_LEN
+from homeserve.engine.pages import pages_for
+from homeserve.engine.request import EngineLimits
+from homeserve.wire.records import Sampling
+
+PROMPT_LOGPROB_ROWS = 32
+"""Rows of a chunk whose every row needs logits: bounds the logits buffer."""
+
+MOST_RANKS = 16
+
+
+def new_lane_bytes(sampling: Sampling) -> int:
+    """Upper bound of the encoded size of a `NewLane` without its history."""
+    return 256 + 16 * len(sampling.logit_bias) + 6 * len(sampling.forbidden)
+
+
+def new_lanes_bytes_limit(limits: EngineLimits) -> int:
+    """Bytes of `NewLane` records in one plan, beyond which the next newcomer waits for the next plan."""
+    return 4 * limits.context + 64 * 1024
+
+
+def plan_bytes_limit(limits: EngineLimits) -> int:
+    """Upper bound of an encoded plan: newcomers (one may come above the bound), row records, tokens, page tables."""
+    largest_newcomer = 4 * limits.context + 64 * 1024
+    row_records = 64 * limits.running
+    pages = 4 * limits.running * (1 + pages_for(limits.context)) * len(limits.groups)
+    ordinary = new_lanes_bytes_limit(limits) + largest_newcomer + row_records + 4 * limits.chunk + pages + 4096
+    return max(ordinary, flip_bytes_limit(limits))
+
+
+def flip_bytes_limit(limits: EngineLimits) -> int:
+    """Upper bound of an encoded plan of a flip: a bit for each page and state slot, or a digest for each pair of
+    ranks."""
+    maps = sum(slots // PAGE_LEN // 8 + 16 for slots, _ in limits.groups)
+    states = (limits.running + limits.checkpoints) // 8 + 16
+    return max(maps + states, 48 * MOST_RANKS**2) + 1024 if limits.flip is not None else 0
+
+
+def result_bytes_limit(limits: EngineLimits, top_logprobs: int = 20) -> int:
+    """Upper bound of an encoded result: a sample a lane, log-probabilities with `top_logprobs` alternatives each."""
+    one = 32 + 16 * (top_logprobs + 1)
+    flip = 48 * MOST_RANKS if limits.flip is not None else 0
+    return (limits.running + PROMPT_LOGPROB_ROWS) * one + 64 * limits.running + flip + 16384
