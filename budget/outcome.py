@@ -50,8 +50,10 @@ class Priced:
 @dataclass(frozen=True)
 class FlipTerms:
     """Whether a plan's ranks may change their layout, and what that takes. With `fits` False only `why_not` says
-    anything: that sum is of the smallest flip, beside the plan as it is.
+    anything (and the three numbers it is made of): that sum is of the smallest flip, beside the plan as it is.
 
+    needed_bytes, available_bytes   where it does not fit: what both layouts would need of the device, and what there is
+    short_device   index of that device
     resting        the layout in which the ranks begin, and to which they return; `Plan.layouts[0]`
     home           where the arena is filled from: copy (one of the model, for all ranks), images (of each rank), resident
                    (both layouts lie on the devices), unified (nothing is filled)
@@ -82,6 +84,9 @@ class FlipTerms:
     image_bytes: tuple[int, ...] = ()
     peaks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     shared_peaks: Mapping[str, int] = field(default_factory=dict)
+    needed_bytes: int = 0
+    available_bytes: int = 0
+    short_device: int = -1
 
 
 NO_FLIP = FlipTerms(False)
