@@ -55,58 +55,79 @@ class HostFree:
         self._memory.close()
 
 
+@dataclass(frozen=True)
+class FlipStep:
+    """Where a flip is: `phase` is what samples are marked with, `moment` which sum of the ledger holds then (empty:
+    nothing moves yet), `pids` are the ranks (rank, pid)."""
+
+    phase: str
+    moment: str
+    pids: tuple[tuple[int, int], ...]
+
+
 @dataclass
 class Peak:
-    """The most that one rank held while the layout changed, in bytes; `before` what it held as the first change began.
-    Of both its own memory alone: what ranks share is no rank's."""
+    """The most that a rank held, in bytes, when and in which phase."""
 
-    pid: int
-    before: int
     most: int
     at_s: float
     phase: str
 
 
 class RankPeaks:
-    """Memory of ranks during flips. The kernel's counters lag behind by some pages for each processor of the box; they
-    cost a thousandth of what an exact reading costs."""
+    """What ranks hold while the layout changes, of each moment of the ledger the most. Their own memory alone: what
+    files and shared memory back is not a rank's.
+
+    The kernel's counters lag behind by some pages for each processor of the box; an exact reading walks all pages and
+    holds up whoever maps some meanwhile.
+    """
 
     def __init__(self, root: str | Path = "/") -> None:
         self.taken = 0
-        self.peaks: dict[int, Peak] = {}
         self._root = Path(root)
+        self._before: dict[int, int] = {}
+        self._most: dict[tuple[int, str], Peak] = {}
 
-    def take(self, at_s: float, phase: str, pids: Sequence[tuple[int, int]]) -> None:
-        """`pids` are (rank, pid). A process that has gone is left out."""
+    def take(self, at_s: float, step: FlipStep) -> None:
+        """A process that has gone is left out."""
         self.taken += 1
-        for rank, pid in pids:
+        for rank, pid in step.pids:
             held = self._private_bytes(pid)
             if held is None:
                 continue
-            known = self.peaks.get(rank)
-            if known is None or known.pid != pid:  # another life of the rank begins anew, the peak stays
-                most = known.most if known is not None else -1
-                known = self.peaks[rank] = Peak(pid, held, most, at_s, known.phase if known is not None else phase)
-            if held > known.most:
-                known.most, known.at_s, known.phase = held, at_s, phase
+            if not step.moment:
+                self._before[rank] = held
+                continue
+            known = self._most.get((rank, step.moment))
+            if known is None or held > known.most:
+                self._most[rank, step.moment] = Peak(held, at_s, step.phase)
 
-    def as_json(self, ledger: Mapping[int, int]) -> dict[str, Any]:
-        """`ledger`: what the plan allows each rank at that moment, in bytes."""
+    def as_json(self, ledger: Mapping[tuple[int, str], int]) -> dict[str, Any]:
+        """`ledger`: what the plan allows each rank at each moment, in bytes. A rank's own line is that of the moment
+        that came nearest to it (or went furthest past it)."""
+        ranks = sorted({rank for rank, _ in self._most})
         return {
             "period_ms": FLIP_PERIOD_S * 1e3,
             "taken": self.taken,
-            "ranks": [
-                {
-                    "rank": rank,
-                    "before_mib": round(peak.before / MIB, 2),
-                    "peak_mib": round(peak.most / MIB, 2),
-                    "ledger_mib": round(ledger[rank] / MIB, 2) if rank in ledger else None,
-                    "at": round(peak.at_s, 3),
-                    "phase": peak.phase,
-                }
-                for rank, peak in sorted(self.peaks.items())
-            ],
+            "ranks": [self._rank(rank, ledger) for rank in ranks],
         }
+
+    def _rank(self, rank: int, ledger: Mapping[tuple[int, str], int]) -> dict[str, Any]:
+        moments = [
+            {
+                "moment": moment,
+                "peak_mib": round(peak.most / MIB, 2),
+                "ledger_mib": round(ledger[rank, moment] / MIB, 2) if (rank, moment) in ledger else None,
+                "at": round(peak.at_s, 3),
+                "phase": peak.phase,
+            }
+            for (of, moment), peak in self._most.items()
+            if of == rank
+        ]
+        nearest = max(moments, key=lambda each: each["peak_mib"] - (each["ledger_mib"] or 0.0))  # type: ignore[operator]
+        before = self._before.get(rank)
+        told = {"rank": rank, "before_mib": None if before is None else round(before / MIB, 2)}
+        return told | {name: nearest[name] for name in ("peak_mib", "ledger_mib", "moment")} | {"moments": moments}
 
     def _private_bytes(self, pid: int) -> int | None:
         """Resident, without what files and shared memory back."""
@@ -144,9 +165,9 @@ class CorridorSampler:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._woken = threading.Event()
-        self._flip: tuple[str, tuple[tuple[int, int], ...]] | None = None
+        self._flip: FlipStep | None = None
         self._peaks = peaks or RankPeaks()
-        self._ledger: Mapping[int, int] = {}
+        self._ledger: Mapping[tuple[int, str], int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -161,10 +182,10 @@ class CorridorSampler:
         read: FreeReader,
         floor_bytes: Sequence[int],
         indices: Sequence[int],
-        flip_bytes: Mapping[int, int] | None = None,
+        flip_bytes: Mapping[tuple[int, str], int] | None = None,
     ) -> None:
         """From here on read `read`: its first value is the host's, as before, and more devices follow. `indices` are
-        their numbers in the budget; `flip_bytes` is what the ledger has for each rank while the layout changes."""
+        their numbers in the budget; `flip_bytes` is what the ledger has for each rank at each moment of a flip."""
         with self._lock:
             if self._read is not None:
                 self._read.close()
@@ -173,9 +194,9 @@ class CorridorSampler:
             self._corridor.set_floors(floor_bytes)
             self._ledger = dict(flip_bytes or {})
 
-    def flip(self, step: str | None, pids: Sequence[tuple[int, int]] = ()) -> None:
-        """A flip is at `step`, and `pids` are its ranks (rank, pid); None: it is over."""
-        self._flip = (f"flip {step}", tuple(pids)) if step is not None else None
+    def flip(self, step: FlipStep | None) -> None:
+        """A flip has come to a step; None: it is over."""
+        self._flip = step
         self._woken.set()
 
     def stop(self) -> None:
@@ -232,9 +253,9 @@ class CorridorSampler:
                 log.debug("free memory cannot be read", extra={"why": str(error)})
                 free = ()
             flip, at_s = self._flip, self._clock() - self._began
-            begun = self._corridor.sample(at_s, self._phase() if flip is None else flip[0], free)
+            begun = self._corridor.sample(at_s, self._phase() if flip is None else flip.phase, free)
             if flip is not None:
-                self._peaks.take(at_s, *flip)
+                self._peaks.take(at_s, flip)
         for breach in begun:
             self._tell(breach)
 

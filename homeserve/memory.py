@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from budget.corridor import Breach
 from budget.facts import MIB
+from budget.flip import COMMIT, PREPARE
 from budget.host_lines import KV, STATE, WEIGHTS, WORKER_PROCESSES, of_rank
-from budget.ledger import FLIP
-from homeserve.corridor import CorridorSampler, HostFree, words
+from homeserve.corridor import CorridorSampler, FlipStep, HostFree, words
 from homeserve.layouts.ranks import UNIFIED
 from homeserve.measure import MeasuredBudget, Members, Region, Worker
 from homeserve.server.context import ServerContext, State
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 UNTOLD_MAX = 16
 _TOGETHER = (WEIGHTS, KV, STATE)
 """Lines that ranks of one memory hold together."""
+_DRAINING, _CHANGING = "draining", ("committing", "checking")
+"""Steps of a flip (`engine.flip.FlipState`): before anything is packed, and from where the other layout's pools are."""
 
 
 class MemoryWatch:
@@ -114,8 +116,16 @@ class MemoryWatch:
         return self._context.load().stage if state == State.LOADING.value else state
 
     def _on_flip(self, step: str | None) -> None:
-        fleet = self._context.fleet
-        self._sampler.flip(step, [(rank, pid) for rank, pid, _ in fleet.regions()] if fleet is not None else ())
+        fleet, engine = self._context.fleet, self._context.engine
+        if step is None or fleet is None or engine is None:
+            self._sampler.flip(None)
+            return
+        pids = tuple((rank, pid) for rank, pid, _ in fleet.regions())
+        moment = ""
+        if step != _DRAINING:
+            record = engine.flip_records()[-1]
+            moment = f"{COMMIT}, {record.to}" if step in _CHANGING else f"{PREPARE}, {record.source}"
+        self._sampler.flip(FlipStep(f"flip {step}", moment, pids))
 
     def _on_breach(self, breach: Breach) -> None:
         engine = self._context.engine
@@ -125,16 +135,12 @@ class MemoryWatch:
             engine.note("corridor_breach", text=words(breach))
 
 
-def flip_bytes(plan: Plan) -> dict[int, int]:
-    """What each rank may hold by itself while the layout changes: its lines of that moment, and its process. Lines that
-    ranks hold together are in shared memory, and no rank's own."""
-    ranks, held = len(plan.ranks), dict[str, int]()
-    for line in plan.lines:
-        if FLIP in line.held:
-            held[line.name] = held.get(line.name, 0) + line.bytes
-    process = held.get(WORKER_PROCESSES, 0) // ranks
-    own = {rank: [size for name, size in held.items() if name.endswith(of_rank("", rank))] for rank in range(ranks)}
-    return {rank: process + sum(sizes) for rank, sizes in own.items() if sizes}
+def flip_bytes(plan: Plan) -> dict[tuple[int, str], int]:
+    """What each rank may hold by itself at each moment of a flip, its process included. Lines that ranks hold together
+    lie in shared memory, and are no rank's own."""
+    process = sum(line.bytes for line in plan.lines if line.name == WORKER_PROCESSES) // len(plan.ranks)
+    peaks = plan.flip.peaks.items()
+    return {(rank, moment): size + process for moment, of_ranks in peaks for rank, size in enumerate(of_ranks)}
 
 
 def return_freed_heap() -> None:

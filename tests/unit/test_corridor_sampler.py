@@ -7,12 +7,18 @@ import mmap
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from budget.corridor import Breach
 from budget.facts import MIB
+from budget.flip import PHASES
 from budget.ledger import ALWAYS, Line
-from homeserve.corridor import CorridorSampler, RankPeaks, words
-from homeserve.memory import flip_bytes
+from budget.outcome import FlipTerms
+from homeserve.corridor import CorridorSampler, FlipStep, RankPeaks, words
+from homeserve.engine.flip import FlipState
+from homeserve.memory import MemoryWatch, flip_bytes
+from homeserve.server.context import LoadProgress, ServerContext
+from homeserve.settings import Settings
 
 PATIENCE_S = 30
 
@@ -100,35 +106,38 @@ def holds(root: Path, pid: int, mib: float, shared_mib: float = 3) -> None:
     (folder / "statm").write_text(f"999999 {pages} {shared} 1 0 7 0\n")
 
 
-def test_the_peak_of_each_rank_is_kept_with_its_step_and_stands_beside_the_ledger(tmp_path: Path) -> None:
+def test_the_peak_of_each_moment_is_kept_and_stands_beside_the_ledger(tmp_path: Path) -> None:
     peaks = RankPeaks(tmp_path)
+    pids = ((0, 11), (1, 12), (2, 13))
     holds(tmp_path, 11, 40)
     holds(tmp_path, 12, 30)
-    peaks.take(1.0, "flip packing", ((0, 11), (1, 12)))
+    peaks.take(1.0, FlipStep("flip draining", "", pids))
+    peaks.take(1.1, FlipStep("flip packing", "prepare, pipeline", pids))
+    holds(tmp_path, 11, 42)
+    peaks.take(1.2, FlipStep("flip verifying", "prepare, pipeline", pids))
     holds(tmp_path, 11, 55)
-    peaks.take(1.004, "flip committing", ((0, 11), (1, 12), (2, 13)))
+    peaks.take(1.3, FlipStep("flip committing", "commit, tensor", pids))
     holds(tmp_path, 11, 20)
-    peaks.take(1.008, "flip checking", ((0, 11), (1, 12)))
-    told = peaks.as_json({0: 50 * MIB})
-    assert told["taken"] == 3 and told["period_ms"] <= 5
+    peaks.take(1.4, FlipStep("flip checking", "commit, tensor", pids))
+    told = peaks.as_json({(0, "prepare, pipeline"): 40 * MIB, (0, "commit, tensor"): 60 * MIB})
+    assert told["taken"] == 5 and told["period_ms"] <= 5
     first, second = told["ranks"]
-    assert first == {
-        "rank": 0, "before_mib": 40.0, "peak_mib": 55.0, "ledger_mib": 50.0, "at": 1.004, "phase": "flip committing",
-    }  # fmt: skip
-    assert (second["peak_mib"], second["ledger_mib"], second["phase"]) == (30.0, None, "flip packing")
+    assert (first["rank"], first["before_mib"]) == (0, 40.0)
+    assert first["moments"] == [
+        {"moment": "prepare, pipeline", "peak_mib": 42.0, "ledger_mib": 40.0, "at": 1.2, "phase": "flip verifying"},
+        {"moment": "commit, tensor", "peak_mib": 55.0, "ledger_mib": 60.0, "at": 1.3, "phase": "flip committing"},
+    ]
+    assert (first["peak_mib"], first["ledger_mib"], first["moment"]) == (42.0, 40.0, "prepare, pipeline"), "a breach"
+    assert (second["peak_mib"], second["ledger_mib"]) == (30.0, None)
 
 
 def test_a_rank_that_was_started_again_keeps_the_peak_of_both_lives(tmp_path: Path) -> None:
     peaks = RankPeaks(tmp_path)
-    for pid, mib in ((11, 40), (21, 35), (21, 36)):
+    for at_s, pid, mib in ((1.0, 11, 40), (2.0, 21, 35), (3.0, 21, 36)):
         holds(tmp_path, pid, mib)
-        peaks.take(float(pid), "flip packing", ((0, pid),))
+        peaks.take(at_s, FlipStep("flip packing", "prepare, tensor", ((0, pid),)))
     (rank,) = peaks.as_json({})["ranks"]
-    assert (rank["before_mib"], rank["peak_mib"]) == (35.0, 40.0)
-    holds(tmp_path, 21, 60)
-    peaks.take(30.0, "flip committing", ((0, 21),))
-    (rank,) = peaks.as_json({})["ranks"]
-    assert (rank["peak_mib"], rank["at"], rank["phase"]) == (60.0, 30.0, "flip committing")
+    assert (rank["before_mib"], rank["peak_mib"], rank["moments"][0]["at"]) == (None, 40.0, 1.0)
 
 
 async def test_each_step_of_a_flip_is_sampled_at_once_and_marked(tmp_path: Path) -> None:
@@ -150,7 +159,7 @@ async def test_each_step_of_a_flip_is_sampled_at_once_and_marked(tmp_path: Path)
     watch.start()
     await asyncio.wait_for(looks.get(), PATIENCE_S)
     for step in ("draining", "packing"):
-        watch.flip(step, ((0, 11),))
+        watch.flip(FlipStep(f"flip {step}", "prepare, pipeline", ((0, 11),)))
         for _ in range(3):
             await asyncio.wait_for(looks.get(), PATIENCE_S)
     watch.flip(None)
@@ -163,17 +172,55 @@ async def test_each_step_of_a_flip_is_sampled_at_once_and_marked(tmp_path: Path)
     assert body["flips"]["ranks"][0]["peak_mib"] == 40.0 and body["flips"]["taken"] >= 4
 
 
+class Regions:
+    def regions(self) -> list[tuple[int, int, tuple[()]]]:
+        return [(0, 11, ()), (1, 12, ())]
+
+
+class Steps:
+    """An engine whose last flip is one to the tensor layout."""
+
+    class Record:
+        source, to = "pipeline", "tensor"
+
+    def watch_flips(self, told: Callable[[str | None], None]) -> None:
+        self.told = told
+
+    def flip_records(self) -> list[Record]:
+        return [self.Record()]
+
+
+async def test_steps_of_a_flip_are_told_with_the_moment_of_the_ledger_that_they_are_of() -> None:
+    steps = Steps()
+    context: Any = ServerContext(Settings(), state=lambda: "ready", load=lambda: LoadProgress("ready"))
+    context.fleet, context.engine = Regions(), steps
+    watch: Any = MemoryWatch(context)
+    found: list[FlipStep | None] = []
+    watch._sampler.flip = found.append
+    watch.watch_flips(steps)
+    for state in FlipState:
+        if state is not FlipState.IDLE:
+            steps.told(state.value)
+    steps.told(None)
+    pids = ((0, 11), (1, 12))
+    assert found == [
+        FlipStep("flip draining", "", pids),
+        FlipStep("flip packing", "prepare, pipeline", pids),
+        FlipStep("flip verifying", "prepare, pipeline", pids),
+        FlipStep("flip committing", "commit, tensor", pids),
+        FlipStep("flip checking", "commit, tensor", pids),
+        FlipStep("flip abandoning", "prepare, pipeline", pids),
+        None,
+    ]
+    assert {step.moment for step in found if step is not None} - {""} <= set(PHASES)
+
+
 def test_a_plan_says_what_a_rank_may_hold_while_the_layout_changes() -> None:
     class Of:
         ranks = (0, 0)
-        lines = (
-            Line(0, "weights, rank 0", 100, ALWAYS, "computed"),
-            Line(0, "weights, rank 1", 200, ALWAYS, "computed"),
-            Line(0, "kv, rank 0", 10, ("pipeline",), "computed"),
-            Line(0, "kv, rank 0", 12, ("flip",), "computed"),
-            Line(0, "kv, rank 10", 5000, ALWAYS, "computed"),
-            Line(0, "worker processes", 60, ALWAYS, "measured"),
-            Line(0, "flip transit", 7, ALWAYS, "reserve"),
-        )
+        lines = (Line(0, "worker processes", 60, ALWAYS, "measured"), Line(0, "flip transit", 7, ALWAYS, "reserve"))
+        flip = FlipTerms(True, peaks={"commit, tensor": (112, 200), "at rest, tensor": (1, 2)})
 
-    assert flip_bytes(Of) == {0: 142, 1: 230}  # type: ignore[arg-type]
+    assert flip_bytes(Of) == {  # type: ignore[arg-type]
+        (0, "commit, tensor"): 142, (1, "commit, tensor"): 230, (0, "at rest, tensor"): 31, (1, "at rest, tensor"): 32,
+    }  # fmt: skip
