@@ -21,7 +21,8 @@ class Wish:
 
     `devices` are words of `--devices` (empty: auto); `cpu_ranks` ranks share the CPU where it is the only device. Each
     of them computes on `threads`, and all of them have `cores` (0: not known). `layout` is auto, pipeline or tensor;
-    `flip` auto or off.
+    `flip` is auto, on or off: auto has both layouts where neither `layout` nor the vectors of one layout alone choose;
+    on has both whatever chooses, and the chosen one is then the layout to rest in.
     `cpu_moe`: layers whose routed experts stay on the CPU; -1 is "the planner's choice", 0 none.
     `floor_bytes`: what must remain free at the peak on every card and the host; None takes the defaults (1024 MiB a
     card, 256 MiB of the host, nothing on unified devices).
