@@ -34,6 +34,7 @@ from budget.plan import Plan
 from budget.probe import read_box
 from budget.wish import PAGE
 from homeserve.errors import HomeserveError, SettingError, WorkerOutOfMemory
+from homeserve.images import make_folder, remove_folder
 from homeserve.instances import Record, check_ready_file, remove_ready_file, write_atomically
 from homeserve.kernels import check_kernels
 from homeserve.memory import MemoryWatch, return_freed_heap
@@ -173,6 +174,7 @@ class App:
         self._memory.planned(plan, box.memory, facts.checkpoint)
         self._warn_if_crowded(ranks)
         limits = engine_limits(self.settings, plan, ranks)
+        self._tell_no_flip(limits)
         self.context.ranks = ranks
         relay = Relay()
         fleet = await self._make_fleet(limits, ranks, relay)
@@ -244,6 +246,9 @@ class App:
             ranges=ranks.ranges if ranks.ranks > 1 else (),
             weight_vector=ranks.weight_vector,
             token_vector=ranks.token_vector,
+            flip=ranks.flip,
+            transit_bytes=plan.flip.transit_bytes if ranks.flip else 0,
+            image_dir=self._image_folder() if ranks.flip else "",
         )
 
         async def load() -> None:
@@ -273,6 +278,7 @@ class App:
         from homeserve.engine.engine import Engine
 
         engine = Engine(fleet, limits)
+        self._memory.watch_flips(engine)
         relay.attach(engine)
         self._stack.push_async_callback(engine.stop)
         await engine.start()
@@ -361,6 +367,20 @@ class App:
             self._watcher.on_warning(
                 f"{threads} share fewer cores than that: slower than ranks with cores of their own"
             )
+
+    def _tell_no_flip(self, limits: EngineLimits) -> None:
+        """Several ranks that nobody told to keep one layout, and that keep one: a line says why."""
+        if limits.flip is None and limits.no_flip.code == "does_not_fit":
+            self._watcher.on_warning(f"the layout stays {limits.layout}: {limits.no_flip.message}")
+
+    def _image_folder(self) -> str:
+        """Of this server alone below `--image-spill`, gone with it; empty without one. Raises SettingError."""
+        folder = self.settings.image_spill
+        if folder is None:
+            return ""
+        made = make_folder(Path(folder))
+        self._stack.callback(remove_folder, made)
+        return str(made)
 
     def _open_record(self, listener: socket.socket, url: str) -> None:
         port = listener.getsockname()[1]

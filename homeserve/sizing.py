@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from budget.advice import Subject, answer
 from budget.facts import KV_BITS, MIB, Box
-from budget.ledger import PIPELINE
+from budget.ledger import PIPELINE, TENSOR
 from budget.plan import Plan, Refusal, Unknown, WishError
 from budget.question import flags
-from budget.ranks import act_sizes
+from budget.ranks import act_sizes, decode_groups, plans_in_flight
 from budget.wish import PAGE, Wish
-from homeserve.engine.request import EngineLimits
+from homeserve.engine.request import EngineLimits, FlipLimits, LayoutLimits, NoFlip
 from homeserve.engine.scheduler import PROMPT_LOGPROB_ROWS
 from homeserve.errors import BudgetError, SettingError, WorkerOutOfMemory
-from homeserve.layouts.ranks import DISCRETE, UNIFIED, RankPlan, rank_plan
+from homeserve.layouts.ranks import DISCRETE, UNIFIED, RankPlan, largest, rank_plan
 from homeserve.model_facts import ModelFacts
-from homeserve.settings import Settings, flag, options
+from homeserve.settings import Settings, flag, flip_mode, flip_said, options, why_no_flip
 
 _SMALLER = "use a smaller model or quantisation, or free some memory"
 _WORTH_SAYING = ("kv_tokens", "context", "max_running", "chunk")
@@ -39,6 +40,9 @@ def plan_of(settings: Settings, facts: ModelFacts, box: Box) -> Plan:
         raise BudgetError(outcome.why, field="devices", fix="see homeserve probe")
     if isinstance(outcome, Refusal):
         raise _too_large(settings, outcome)
+    if flip_said(settings) and not outcome.flip.fits:
+        why = f"{settings.sources.get('flip', '--flip')} {settings.flip}: {outcome.flip.why_not or 'one layout serves'}"
+        raise BudgetError(why, field="flip", fix=f"leave --flip out, or {_SMALLER}")
     return outcome
 
 
@@ -57,6 +61,7 @@ def wish_of(settings: Settings, box: Box) -> Wish:
         cpu_ranks=settings.ranks,
         unified=settings.ranks > 1 and settings.memory == UNIFIED,
         layout=PIPELINE if settings.deterministic and settings.ranks > 1 else settings.layout,
+        flip="off" if flip_mode(settings) == "off" else "on" if flip_said(settings) else "auto",
         weight_vector=settings.weight_vector,
         token_vector=settings.token_vector,
         pipeline_ratio=settings.pipeline_ratio,
@@ -81,24 +86,29 @@ def logit_row_limit(plan: Plan) -> int:
 
 def ranks_of_plan(settings: Settings, plan: Plan, box: Box, cores: Sequence[int]) -> RankPlan:
     """What each rank is. `cores` are the hardware threads, one of each physical core, that this process may run on."""
-    layout, ranks = plan.layouts[0], len(plan.ranks)
+    layout, ranks, flip = plan.layouts[0], len(plan.ranks), plan.flip
+    serving = (PIPELINE, TENSOR) if flip.fits else (layout,)
+    rows = row_limit(settings, plan)
     return rank_plan(
-        layout=layout,
+        layout=flip.resting if flip.fits else layout,
         ranks=ranks,
         layers=len(plan.shape.layers),
-        ranges=plan.ranges,
+        ranges=flip.ranges if flip.fits else plan.ranges,
         kv_sources=dict(plan.shape.kv_sources),
-        weight_vector=plan.weight_vector,
-        token_vector=plan.token_vector,
+        weight_vector=flip.weight_vector if flip.fits else plan.weight_vector,
+        token_vector=flip.token_vector if flip.fits else plan.token_vector,
         threads=settings.threads,
         usable=box.cpu.usable if box.cpu is not None else len(cores),
         cores=cores,
-        acts=act_sizes(plan.shape, ranks, layout, row_limit(settings, plan), plan.running),
+        acts=largest([act_sizes(plan.shape, ranks, name, rows, plan.running) for name in serving]),
         memory_domain=UNIFIED if settings.memory == UNIFIED and ranks > 1 else DISCRETE,
+        flip=flip.fits,
     )
 
 
 def engine_limits(settings: Settings, plan: Plan, ranks: RankPlan) -> EngineLimits:
+    """The bounds of the engine; where the layout may change, those of the layout at rest."""
+    at_rest = layout_limits(ranks, ranks.layout)
     return EngineLimits(
         context=plan.context,
         kv_tokens=plan.kv_tokens,
@@ -106,14 +116,64 @@ def engine_limits(settings: Settings, plan: Plan, ranks: RankPlan) -> EngineLimi
         waiting=settings.max_waiting,
         chunk=settings.chunk,
         prefill_delay=settings.max_prefill_delay,
-        plans_in_flight=ranks.plans_in_flight,
-        decode_groups=ranks.decode_groups,
-        token_vector=ranks.token_vector,
+        plans_in_flight=at_rest.plans_in_flight,
+        decode_groups=at_rest.decode_groups,
+        token_vector=at_rest.token_vector,
         prefix_cache=settings.prefix_cache,
         recurrent=is_recurrent(plan),
         checkpoints=plan.checkpoints,
         windows=tuple(plan.window_slots.items()),
+        layout=ranks.layout,
+        flip=flip_limits(settings, plan, ranks) if ranks.flip else None,
+        no_flip=no_flip(settings, plan),
     )
+
+
+def layout_limits(ranks: RankPlan, layout: str) -> LayoutLimits:
+    return LayoutLimits(
+        name=layout,
+        decode_groups=decode_groups(ranks.ranks, layout),
+        plans_in_flight=plans_in_flight(ranks.ranks, layout),
+        token_vector=ranks.token_vector if layout == TENSOR else (),
+    )
+
+
+def flip_limits(settings: Settings, plan: Plan, ranks: RankPlan) -> FlipLimits:
+    """What the engine must know to change the layout of such ranks."""
+    flip, layers = plan.flip, plan.shape.layers
+    limits = FlipLimits(
+        layouts={name: layout_limits(ranks, name) for name in ranks.layouts},
+        resting=ranks.layout,
+        page_bytes=flip.page_bytes,
+        state_bytes=flip.state_bytes,
+        transit_bytes=flip.transit_bytes,
+        cache_bytes=flip.cache_bytes,
+        policy=flip_mode(settings),
+        dwell_s=settings.flip_dwell_s,
+        park_deadline_s=settings.park_deadline_s,
+        unified=ranks.memory_domain == UNIFIED,
+        group_layers=tuple(
+            sum(layer.kv is not None and layer.kv.window == window for layer in layers)
+            for window in (0, *plan.window_slots)
+        ),
+        state_layers=sum(bool(layer.state_elements or layer.conv_elements) for layer in layers),
+        estimates={name: (speed.prefill_tok_s, speed.decode_tok_s) for name, speed in plan.speeds.items()},
+    )
+    return limits if plan.flip_s is None else replace(limits, cost_s=2 * plan.flip_s)
+
+
+def no_flip(settings: Settings, plan: Plan) -> NoFlip:
+    """Why the layout stays, where it does."""
+    if len(plan.ranks) == 1:
+        return NoFlip("single_rank", "one rank has one layout: there is nothing to flip to")
+    if flip_mode(settings) == "off":
+        return NoFlip("flip_off", f"no flip is to be: {why_no_flip(settings)}")
+    flip = plan.flip
+    if not flip.needed_bytes:
+        return NoFlip("does_not_fit", flip.why_not or "one layout serves")
+    device = next((each.id for each in plan.ceilings.devices if each.index == flip.short_device), None)
+    needed, available = (round(size / MIB, 3) for size in (flip.needed_bytes, flip.available_bytes))
+    return NoFlip("does_not_fit", flip.why_not, needed, available, device)
 
 
 def state_slots(plan: Plan) -> int:

@@ -34,3 +34,4 @@ from homeserve.settings.table import variable as variable
 from homeserve.settings.together import check_together as check_together
 from homeserve.settings.together import flip_mode as flip_mode
 from homeserve.settings.together import flip_said as flip_said
+from homeserve.settings.together import why_no_flip as why_no_flip

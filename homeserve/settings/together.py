@@ -38,6 +38,17 @@ def flip_mode(settings: Settings) -> str:
     return "off" if one_layout or settings.deterministic else settings.flip
 
 
+def why_no_flip(settings: Settings) -> str:
+    """Where `flip_mode` is off: which of the settings says so."""
+    if settings.flip == "off":
+        return f"{_said(settings, 'flip')} off"
+    if settings.ranks == 1:
+        return "there is one rank"
+    if settings.deterministic:
+        return "--deterministic"
+    return f"the layout is chosen by {_said(settings, 'layout' if settings.layout != 'auto' else _given(settings)[0])}"
+
+
 def _given(settings: Settings) -> list[str]:
     return [name for name in _LAYOUT_OF if getattr(settings, name)]
 
@@ -94,18 +105,10 @@ def _check_flip(settings: Settings, given: Sequence[str]) -> None:
         return
     for name in _OF_FLIP:
         if name in settings.sources and getattr(settings, name) is not None:
-            what = f"{_said(settings, name)}: is of the flip between layouts, and none is to be: {_why_off(settings)}"
+            what = (
+                f"{_said(settings, name)}: is of the flip between layouts, and none is to be: {why_no_flip(settings)}"
+            )
             raise SettingError(what, field=name, fix=f"leave {flag(name)} out, or ask for a flip (--flip auto)")
-
-
-def _why_off(settings: Settings) -> str:
-    if settings.flip == "off":
-        return f"{_said(settings, 'flip')} off"
-    if settings.ranks == 1:
-        return "there is one rank"
-    if settings.deterministic:
-        return "--deterministic"
-    return f"the layout is chosen by {_said(settings, 'layout' if settings.layout != 'auto' else _given(settings)[0])}"
 
 
 def _check_memory(settings: Settings, given: Sequence[str]) -> None:
