@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import msgspec
 
@@ -29,6 +29,7 @@ from homeserve.fleet.spec import (
     Loss,
     RankStatus,
 )
+from homeserve.fleet.stages import LoadStages, Told
 from homeserve.wire.faults import parse
 from homeserve.wire.records import LaneRows, LoadSpec, NewLane, PlanKind, Progress, RankFacts, Result
 from homeserve.wire.refusal import error_of
@@ -60,7 +61,7 @@ class Fleet:
         self._life: Life | None = None
         self._load: LoadSpec | None = None
         self._on_progress: LoadProgressCallback | None = None
-        self._progress: dict[int, Progress] = {}
+        self._stages = LoadStages(spec.ranks)
         self._facts: tuple[RankFacts, ...] = ()
         self._serving_since: float | None = None
         self._stopped = False
@@ -82,11 +83,12 @@ class Fleet:
         or WorkerStartError if one died."""
         self._load, self._on_progress = load, on_progress
         assert self._life is not None, "load comes after start"
-        self._progress.clear()
+        self._stages = LoadStages(self.spec.ranks)
         results = await self._life.ask(PlanKind.LOAD, load=load)
         for result in results:
             if not result.ok:
                 raise error_of(result)
+        self._tell(self._stages.end())
         self._facts = tuple(result.facts for result in results if result.facts is not None)
         self._serving_since = self._clock()
         return self._facts
@@ -182,12 +184,12 @@ class Fleet:
             self._listener.on_lost(loss)
 
     def _report_progress(self, progress: Progress) -> None:
-        self._progress[progress.rank] = progress
-        if self._on_progress is not None:
-            same = [entry for entry in self._progress.values() if entry.stage == progress.stage]
-            self._on_progress(
-                progress.stage, sum(entry.done_bytes for entry in same), sum(entry.total_bytes for entry in same)
-            )
+        self._tell(self._stages.progress(progress.rank, progress.stage, progress.done_bytes, progress.total_bytes))
+
+    def _tell(self, stages: Iterable[Told]) -> None:
+        for stage, done_bytes, total_bytes in stages:
+            if self._on_progress is not None:
+                self._on_progress(stage, done_bytes, total_bytes)
 
     # ------------------------------------------------------------------------------------------------------- status
 

@@ -16,7 +16,7 @@ EXCHANGE_SPARE_S = 5.0
 """By how much a rank waits longer for another one than the engine does."""
 
 LoadProgressCallback = Callable[[str, int, int], None]
-"""stage, done bytes, total bytes (0: unknown): summed over ranks that are in the same stage."""
+"""stage, done bytes, total bytes (0: unknown): summed over all ranks (`homeserve.fleet.stages`)."""
 
 
 EXCHANGE_PLANS = 256
