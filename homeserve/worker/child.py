@@ -70,9 +70,9 @@ def _serve(boot: Boot) -> None:
     plan_slots = Slots(plan_memory.view, boot.log_slots, boot.log_slot_bytes, create=False)
     report_slots = Slots(report_memory.view, boot.report_slots, boot.report_slot_bytes, create=False)
     reports = Reports(ReportWriter(report_slots, reserve=boot.log_slots), BellWriter(boot.report_bell_fd))
-    runner = Runner(boot, ThrottledProgress(boot.rank, reports))
     bell = BellReader(boot.plan_bell_fd, blocking=True)
     faults = FaultPoint(parse(boot.fault))
+    runner = Runner(boot, ThrottledProgress(boot.rank, reports), faults)
     try:
         reports.send(Hello(boot.rank, os.getpid()))
         run_plans(boot.rank, PlanLogReader(plan_slots), bell, reports, runner, faults)

@@ -84,6 +84,12 @@ class TokenReceiver:
         while self._owed and self._owed[0][1] <= seq - self._in_flight:
             self._receive()
 
+    def drain(self) -> None:
+        """Take all that is owed. To be called when every plan is answered: then nothing is waited for, because it was
+        all sent. Raises ExchangeError."""
+        while self._owed:
+            self._receive()
+
     def _receive(self) -> None:
         epoch, seq, _, count = self._owed.popleft()
         rows: npt.NDArray[np.float32] = np.empty((count, FIELDS), np.float32)

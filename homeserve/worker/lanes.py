@@ -15,6 +15,9 @@ keeps them.
 
 A token that another rank draws for a lane is AWAITED until it comes (`homeserve.worker.drawn`).
 
+When the layout changes (`turn`) lanes stay what they are: their tables are the engine's, and only the places of pages
+in this rank's pools are looked up anew.
+
 A page table has a row for each KV group of the model, and all rows of a lane are equally long. In a group that keeps
 the last tokens only (a window), the pages before the window are the engine's to give to others: what stands in their
 place is not read any more, and a prefix hit brings UNKNOWN there.
@@ -196,6 +199,18 @@ class Lanes:
         lane = self.lanes[drawn.lane]
         if lane is not None and request_bits(lane.request) == drawn.request:
             lane.last_token = drawn.token
+
+    def turn(self, places: PagePlaces | None, *, embeds: bool) -> None:
+        """From here on the layout is another one: where pages lie, and whether this rank looks up rows. What a lane's
+        next input is has to be told with its next row: whoever did not embed has never learnt it."""
+        self.places, self.embeds = places, embeds
+        if places is None:
+            self.local = self.tables
+        else:
+            self.local = np.stack([places.of(group, pages) for group, pages in enumerate(self.tables)])
+        for lane in self.lanes:
+            if lane is not None:
+                lane.last_token = UNKNOWN
 
     def occupied(self) -> tuple[tuple[int, int, int], ...]:
         """(lane, request, pages in its table) of every lane that is taken."""

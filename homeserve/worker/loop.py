@@ -22,12 +22,15 @@ from homeserve.wire.records import Plan, PlanKind, Progress, Report, Result
 from homeserve.wire.refusal import failed, refused
 from homeserve.wire.ring import PlanLogReader, ReportWriter
 from homeserve.worker.faults import FaultPoint
+from homeserve.worker.flip import FlipRefused
 from homeserve.worker.runner import Runner
 
 log = logging.getLogger(__name__)
 
 PROGRESS_PERIOD_S = 0.05
 
+FLIP_REFUSED = "flip_refused"
+"""The `code` of a no to a step of a flip."""
 ALL_EXCHANGES = ""
 """The label under which an answer tells of all exchanges of the rank together; a census tells of each by its label."""
 
@@ -119,6 +122,9 @@ def answer(rank: int, plan: Plan, runner: Runner, faults: FaultPoint) -> Result:
     except HomeserveError as error:
         log.warning("plan %d refused: %s", plan.seq, error.message)
         return refused(rank, plan.seq, plan.epoch, error)
+    except FlipRefused as error:
+        log.warning("plan %d: no flip: %s", plan.seq, error)
+        return Result(rank, plan.seq, plan.epoch, ok=False, reason=str(error), code=FLIP_REFUSED)
     except ExchangeError as error:  # the others say the same, and each later plan does: the engine tells it once
         log.debug("plan %d failed: %s", plan.seq, error)
         return failed(rank, plan.seq, plan.epoch, error)
@@ -133,6 +139,7 @@ def answer(rank: int, plan: Plan, runner: Runner, faults: FaultPoint) -> Result:
         facts=given.facts,
         census=given.census,
         exchanges=given.exchanges,
+        flip=given.flip,
     )
 
 
@@ -175,4 +182,5 @@ def _timed(
         began_ns // 1000,
         waited_us,
         exchanges,
+        result.flip,
     )
