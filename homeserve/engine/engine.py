@@ -11,6 +11,10 @@ has no credit or the scheduler has nothing. Nothing here polls or waits for a ti
 A lost worker. The fleet says so once (`on_lost`); one task then restarts it, with every open sequence queued again from
 its tokens. Streams see a pause. The engine gives up, and fails what is open, when the fleet cannot be started any more
 or dies `DEATHS_IN_A_ROW` times without bringing a single plan back.
+
+A flip. While one is on (`flip_driver`) `pump` issues no plan, and all that is open stays where it is: calls queue, a
+census waits, and what ends from outside is noted and ended afterwards, in order. Its reader is told at once, because
+that touches nothing that ranks hold; lane and pages are given back behind the flip, because the flip carries them.
 """
 
 from __future__ import annotations
@@ -20,22 +24,23 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from backends.base import PAGE_LEN
-from homeserve.engine.flip import Flipper, FlipRecord, FlipRefused
+from homeserve.engine.census import Census
+from homeserve.engine.flip_driver import FlipDriver, Handle
+from homeserve.engine.flip_record import FlipRecord, FlipRefused
 from homeserve.engine.flip_totals import FlipTotals
-from homeserve.engine.pages import PageCensus
 from homeserve.engine.request import EngineLimits, FinishReason, GenerateCall, TokenEvent
 from homeserve.engine.scheduler import Draft, Emit, Scheduler
 from homeserve.engine.sequence import Sequence
-from homeserve.engine.states import StateCensus
+from homeserve.engine.snapshot import EngineSnapshot as EngineSnapshot
+from homeserve.engine.snapshot import percentiles as percentiles
 from homeserve.engine.stream import TokenStream
-from homeserve.engine.timeline import PlanTimes, Timeline
+from homeserve.engine.timeline import Timeline
 from homeserve.errors import ContextOverflow, Draining, HomeserveError, QueueFull, WorkerLost
 from homeserve.fleet import Loss
-from homeserve.wire.records import LaneRows, NewLane, PlanKind, Result
+from homeserve.wire.records import FlipOrder, LaneRows, NewLane, PlanKind, Result
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +71,7 @@ class PlanFleet(Protocol):
         drop: tuple[int, ...] = (),
         new: tuple[NewLane, ...] = (),
         rows: tuple[LaneRows, ...] = (),
+        flip: FlipOrder | None = None,
     ) -> int: ...
 
     async def restart(self, kv_slots: int, window_slots: tuple[tuple[int, int], ...]) -> None: ...
@@ -73,85 +79,48 @@ class PlanFleet(Protocol):
     def shared_memory_names(self) -> list[str]: ...
 
 
-@dataclass(frozen=True)
-class EngineSnapshot:
-    """State of the engine as plain data, for status and metrics. Times in milliseconds."""
-
-    state: str
-    epoch: int
-    running: int
-    waiting: int
-    finished: int
-    aborted: int
-    failed: int
-    capacity_tokens: int
-    used_tokens: int
-    cached_tokens: int
-    kv_windows: tuple[dict[str, int], ...]
-    """The same of the layers with a window: what they keep of it."""
-    prefix_lookups: int
-    prefix_hits: int
-    prefix_hit_tokens: int
-    prompt_tokens: int
-    generated_tokens: int
-    preemptions: int
-    decode_skips_max: int
-    plans_issued: int
-    plans_acked: int
-    step_overhead_ms: dict[str, float | None]
-    loop_lag_ms: dict[str, float | None]
-    restarts: int
-    events: tuple[dict[str, Any], ...]
-    plans: tuple[PlanTimes, ...]
-    layout: str = ""
-    """In force."""
-    flip: dict[str, Any] = field(default_factory=dict)
-    """policy, committed, abandoned by reason, hold_reason, unarmed_work_count."""
-    layouts_measured: dict[str, dict[str, float | int | None]] = field(default_factory=dict)
-    """By layout: prefill_tok_s, decode_tok_s, n."""
-
-
-@dataclass(frozen=True)
-class _Census:
-    """A count on its way: who asked, and what the engine's side was when the plan was issued."""
-
-    waiters: list[asyncio.Future[dict[str, Any]]]
-    pages: tuple[PageCensus, ...]
-    of_rank: list[tuple[PageCensus, ...]]
-    """What each rank keeps of them; empty where every rank has all."""
-    states: StateCensus | None
-    holdings: list[tuple[int, str, int]]
-    idle: bool
-
-
 class Engine:
     """One model's requests on one fleet. Implements the fleet's listener."""
 
-    def __init__(self, fleet: PlanFleet, limits: EngineLimits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        fleet: PlanFleet,
+        limits: EngineLimits,
+        clock: Callable[[], float] = time.monotonic,
+        later: Callable[[float, Callable[[], None]], Handle] | None = None,
+    ) -> None:
+        """`later` calls something in so many seconds: the loop does, unless a test does."""
         self.limits = limits
         self.failure: HomeserveError | None = None
         """Set once when the engine gave up."""
         self.gave_up = asyncio.Event()
         self._fleet = fleet
         self._clock = clock
+        self._later = later
         self._scheduler = Scheduler(limits)
         self._streams: dict[int, TokenStream] = {}
         self._sequences: dict[TokenStream, Sequence] = {}
         self._state = "ready"
-        self._epoch = 0
         self._counts = dict.fromkeys(FinishReason, 0)
         self._prompt_tokens = 0
         self._generated_tokens = 0
         self._plans_issued = 0
         self._plans_acked = 0
+        self._plans_open = 0
+        """Issued in this life of the fleet, and not answered."""
         self._acked_since_loss = True
         self._fruitless_losses = 0
         self._restarts = 0
         self._draining = False
         self._census_wanted: list[asyncio.Future[dict[str, Any]]] = []
-        self._census_flight: dict[int, _Census] = {}
+        self._census_flight: dict[int, tuple[Census, list[asyncio.Future[dict[str, Any]]]]] = {}
         self._timeline = Timeline()
-        self._flipper = Flipper(limits.flip) if limits.flip is not None else None
+        self._flips: FlipDriver | None = None
+        if limits.flip is not None:
+            self._flips = FlipDriver(limits, limits.flip, self._scheduler, self._timeline, _FlipHost(self))
+        self._late_ends: list[tuple[Sequence, FinishReason]] = []
+        """What was ended from outside during a flip, in order."""
+        self._unarmed_step = False
         self._events: deque[dict[str, Any]] = deque(maxlen=EVENT_COUNT)
         self._step_ms: deque[float] = deque(maxlen=SAMPLE_COUNT)
         self._lag_ms: deque[float] = deque(maxlen=SAMPLE_COUNT)
@@ -164,10 +133,14 @@ class Engine:
     async def start(self) -> None:
         """Begin to measure the loop. The fleet is loaded already."""
         self._spawn(self._measure_lag())
+        if self._flips is not None:
+            self._flips.begin()
 
     async def drain(self, timeout_s: float) -> None:
         """Take no further calls, let the open ones finish; what is left after `timeout_s` is aborted."""
         self._draining = True
+        if self._flips is not None:
+            self._flips.stop()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._quiet.wait()
@@ -179,6 +152,8 @@ class Engine:
     async def stop(self) -> None:
         """End every stream and task. The fleet is stopped by its owner."""
         self._state = "stopped"
+        if self._flips is not None:
+            self._flips.stop()
         for stream in list(self._sequences):
             self.abort(stream)
         for task in list(self._tasks):
@@ -206,6 +181,8 @@ class Engine:
         # Counted over all that is open: a call that waits for the next plan, not for a lane, is no reason to refuse.
         if len(self._streams) >= self.limits.running + self.limits.waiting:
             raise QueueFull(self._scheduler.waiting_count)
+        if self._flips is not None:
+            self._flips.arrived()
         sequence = self._scheduler.add(call)
         stream = TokenStream(
             call.request_id,
@@ -224,36 +201,51 @@ class Engine:
         """End a sequence now; its slots are free when no plan in flight names it. Idempotent. A caller that has all it
         wants (a stop string matched) gives `FinishReason.STOP`."""
         sequence = self._sequences.get(stream)
-        if sequence is not None:
-            self._deliver(self._scheduler.end(sequence, reason))
-            self._pump()
+        if sequence is None:
+            return
+        if self._flips is not None and self._flips.on and self._state == "ready":
+            self._late_ends.append((sequence, reason))
+            self._deliver([Emit(sequence, finish=reason)])
+            return
+        self._deliver(self._scheduler.end(sequence, reason))
+        self._pump()
 
     # ------------------------------------------------------------------------------------------------------ flips
 
     def flip_ask(self, to: str, cause: str = "request") -> FlipRecord:
         """Begin a change of layout; what becomes of it is in its record. Raises FlipRefused."""
-        if self._flipper is None:
+        if self._flips is None:
             none = self.limits.no_flip
             raise FlipRefused(none.code, none.message, none.needed_mib, none.available_mib, none.device)
-        return self._flipper.ask(to, cause, self._clock(), 0)
+        return self._flips.ask(to, cause)
 
     def flip_record(self, flip: int) -> FlipRecord | None:
         """None: there is no such flip, or it is long past."""
-        return self._flipper.get(flip) if self._flipper is not None else None
+        return self._flips.flipper.get(flip) if self._flips is not None else None
 
     def flip_records(self) -> list[FlipRecord]:
         """The last 64, oldest first."""
-        return self._flipper.records() if self._flipper is not None else []
+        return self._flips.flipper.records() if self._flips is not None else []
 
     @property
     def flip_totals(self) -> FlipTotals | None:
         """Sums over all flips; None where the layout stays."""
-        return self._flipper.totals if self._flipper is not None else None
+        return self._flips.flipper.totals if self._flips is not None else None
 
     def watch_flips(self, told: Callable[[str | None], None]) -> None:
         """Have `told` called with each step of a flip, and with None when it is over."""
-        if self._flipper is not None:
-            self._flipper.on_phase = told
+        if self._flips is not None:
+            self._flips.flipper.on_phase = told
+
+    @property
+    def _epoch(self) -> int:
+        return self._flips.flipper.epoch if self._flips is not None else 0
+
+    def _end_late(self) -> None:
+        """End what was ended during the flip; its readers know already."""
+        ends, self._late_ends = self._late_ends, []
+        for sequence, reason in ends:
+            self._scheduler.end(sequence, reason)
 
     # --------------------------------------------------------------------------------------------- fleet listener
 
@@ -262,14 +254,19 @@ class Engine:
         if self._state != "ready":
             return
         began = time.perf_counter()
+        self._unarmed_step = self._flips is None or not self._flips.on
         self._plans_acked += 1
+        self._plans_open -= 1
         self._timeline.answered(seq, results)
-        census = self._census_flight.pop(seq, None)
-        if census is not None:
-            self._answer_census(census, results)
         self._acked_since_loss = True
-        self._deliver(self._scheduler.apply(seq, results[-1].samples))
+        if self._flips is not None and seq == self._flips.awaited:
+            self._flips.on_results(results)
+        elif seq in self._census_flight:
+            self._answer_census(seq, results)
+        else:
+            self._deliver(self._scheduler.apply(seq, results[-1].samples))
         self._pump()
+        self._unarmed_step = False
         self._step_ms.append(1e3 * (time.perf_counter() - began))
 
     def on_lost(self, loss: Loss) -> None:
@@ -282,9 +279,13 @@ class Engine:
         self._acked_since_loss = False
         self._state = "recovering"
         self._timeline.lost()
-        for census in self._census_flight.values():
-            self._census_wanted.extend(census.waiters)
+        self._plans_open = 0
+        for _, waiters in self._census_flight.values():
+            self._census_wanted.extend(waiters)
         self._census_flight.clear()
+        if self._flips is not None:
+            self._flips.on_lost(loss.rank, loss.why)
+            self._end_late()
         reborn = {s.key for s in self._scheduler.open_sequences() if s.lane >= 0}
         if loss.oom:
             self._lower_budget()
@@ -316,6 +317,8 @@ class Engine:
         self._state = "ready"
         self.note("recovered", text=f"{len(self._streams)} requests go on")
         log.info("fleet restarted; %d requests go on", len(self._streams))
+        if self._flips is not None:
+            self._flips.recovered()
         self._pump()
 
     def _give_up(self, error: HomeserveError) -> None:
@@ -382,6 +385,9 @@ class Engine:
             restarts=self._restarts,
             events=tuple(self._events),
             plans=self._timeline.recent(),
+            layout=self._flips.flipper.layout if self._flips is not None else self.limits.layout,
+            flip=self._flips.status() if self._flips is not None else {},
+            layouts_measured=self._flips.measured() if self._flips is not None else {},
         )
 
     async def census(self, timeout_s: float = 30.0) -> dict[str, Any]:
@@ -392,65 +398,29 @@ class Engine:
         async with asyncio.timeout(timeout_s):
             return await waiter
 
-    def _answer_census(self, census: _Census, results: tuple[Result, ...]) -> None:
-        keys = {lane: request for lane, request, _ in census.holdings}
-        held = {lane: count for lane, _, count in census.holdings}
-        ranks = []
-        for result in results:
-            for pool in result.census:
-                leaks = [
-                    {"page": None, "request": keys.get(lane, str(request)), "pages": count - held.get(lane, 0)}
-                    for lane, request, count in pool.lanes
-                    if count > held.get(lane, 0)
-                ]
-                kept = census.of_rank[result.rank] if census.of_rank else census.pages
-                for pages in kept:  # a table is as long in every group: what leaks is told once
-                    told = [] if pages.window else leaks
-                    ranks.append({"rank": result.rank, "pool": pool.pool, **asdict(pages), "leaks": told})
-            if census.states is not None:
-                ranks.append(
-                    {"rank": result.rank, "pool": "state", **asdict(census.states), "protected": 0, "leaks": []}
-                )
-        whole = all(p.free + p.live + p.cached + p.protected == p.capacity for p in census.pages)
-        clean = whole and not any(r["leaks"] for r in ranks)
-        live = sum(pages.live + pages.protected for pages in census.pages)
-        live += census.states.live if census.states is not None else 0
-        answer = {
-            "schema": 1,
-            "idle": census.idle,
-            "ok": clean and not (census.idle and live),
-            "ranks": ranks,
-            "shared_memory": self._fleet.shared_memory_names(),
-        }
-        for waiter in census.waiters:
-            if not waiter.done():
-                waiter.set_result(answer)
-
     # ---------------------------------------------------------------------------------------------------- the loop
 
     def _pump(self) -> None:
         """Issue plans while there is credit and something to compute."""
         if self._state != "ready":
             return
+        if self._flips is not None and self._flips.on:
+            self._flips.advance()
+            return
+        outer, self._unarmed_step = self._unarmed_step, True
         if self._census_wanted and self._fleet.credit() > 0:
-            scheduler = self._scheduler
-            census = _Census(
-                self._census_wanted,
-                scheduler.census(),
-                scheduler.census_by_rank(),
-                scheduler.state_census(),
-                scheduler.holdings(),
-                scheduler.idle,
-            )
-            self._census_wanted = []
-            self._census_flight[self._issue(PlanKind.CENSUS, drop=scheduler.take_drops())] = census
-        while self._fleet.credit() > 0:
+            census, waiters, self._census_wanted = Census.of(self._scheduler), self._census_wanted, []
+            seq = self._issue(PlanKind.CENSUS, drop=self._scheduler.take_drops())
+            self._census_flight[seq] = (census, waiters)
+        while self._fleet.credit() > 0 and self._plans_open < self._scheduler.limits.plans_in_flight:
             draft = self._scheduler.next_plan()
             if draft is None:
-                return
+                break
             self._note_scheduled(draft)
             seq = self._issue(draft.kind, draft.drop, tuple(draft.new), tuple(draft.rows))
+            self._timeline.issued(seq, draft.kind, draft.rows, draft.prompt_rows)
             self._scheduler.on_issued(draft, seq)
+        self._unarmed_step = outer
 
     def _issue(
         self,
@@ -460,9 +430,20 @@ class Engine:
         rows: tuple[LaneRows, ...] = (),
     ) -> int:
         self._plans_issued += 1
-        seq = self._fleet.issue(kind, epoch=self._epoch, drop=drop, new=new, rows=rows)
-        self._timeline.issued(seq, kind, rows)
-        return seq
+        self._plans_open += 1
+        return self._fleet.issue(kind, epoch=self._epoch, drop=drop, new=new, rows=rows)
+
+    def _issue_flip(self, kind: PlanKind, epoch: int, order: FlipOrder) -> int:
+        self._plans_issued += 1
+        self._plans_open += 1
+        return self._fleet.issue(kind, epoch=epoch, flip=order)
+
+    def _answer_census(self, seq: int, results: tuple[Result, ...]) -> None:
+        census, waiters = self._census_flight.pop(seq)
+        answer = census.answer(results, self._fleet.shared_memory_names())
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(answer)
 
     def _note_scheduled(self, draft: Draft) -> None:
         if not draft.new:
@@ -521,10 +502,55 @@ class Engine:
             self._lag_ms.append(max(0.0, 1e3 * (time.perf_counter() - before - LAG_PERIOD_S)))
 
 
-def percentiles(samples: deque[float]) -> dict[str, float | None]:
-    """p50 and p99 of the samples, null without any."""
-    if not samples:
-        return {"p50": None, "p99": None}
-    ordered = sorted(samples)
-    last = len(ordered) - 1
-    return {"p50": round(ordered[last // 2], 4), "p99": round(ordered[int(0.99 * last)], 4)}
+class _FlipHost:
+    """What a flip may do with the engine (`flip_driver.FlipHost`)."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @property
+    def unarmed_step(self) -> bool:
+        return self._engine._unarmed_step
+
+    @property
+    def serving(self) -> bool:
+        return self._engine._state == "ready"
+
+    @property
+    def quiet(self) -> bool:
+        return self._engine._plans_open == 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._engine._streams)
+
+    def now(self) -> float:
+        return self._engine._clock()
+
+    def later(self, seconds: float, what: Callable[[], None]) -> Handle:
+        if self._engine._later is not None:
+            return self._engine._later(seconds, what)
+        return asyncio.get_running_loop().call_later(seconds, what)
+
+    def issue_flip(self, kind: PlanKind, epoch: int, order: FlipOrder | None) -> int:
+        engine = self._engine
+        if order is None:
+            return engine._issue(kind, drop=engine._scheduler.take_drops())
+        return engine._issue_flip(kind, epoch, order)
+
+    def flip_over(self, record: FlipRecord) -> None:
+        engine = self._engine
+        if record.state == "committed":
+            for stream in engine._streams.values():
+                stream.timings.flips_crossed += 1
+        engine._end_late()
+        engine._pump()
+
+    def lose(self, why: str) -> None:
+        self._engine.on_lost(Loss(-1, why, outside=True))
+
+    def note(self, kind: str, *, text: str) -> None:
+        self._engine.note(kind, text=text)
+
+    def pump(self) -> None:
+        self._engine._pump()

@@ -247,6 +247,10 @@ class Policy:
         self.hold_reason = "" if decision.to else decision.reason
         return decision
 
+    def idle_for(self, now: float) -> float:
+        """Seconds for which the looks have found nothing to do."""
+        return now - self._idle if self._idle is not None else 0.0
+
     def news(self, decision: Decision) -> bool:
         """Whether a reason of this kind was not told before; from now on it was."""
         known = decision.kind in self._told

@@ -78,18 +78,19 @@ class Rates:
         self._estimates = dict(estimates or {})
         self._cost_s = cost_s
         self._flips: dict[str, deque[float]] = {name: deque(maxlen=FLIPS) for name in groups}
+        self._before = 0
+        self._life = -1
 
     def add(self, layout: str, plans: Sequence[PlanTimes]) -> None:
-        """Plans that ran in a layout, in the order of their answers, all without a gap in `plans`."""
+        """Plans that ran in a layout, in the order of their answers."""
         into = self._layouts[layout]
-        before, life = 0, -1
         for plan in plans:
             if not plan.ranks:
                 continue
             end = max(began + busy + waited for _, began, busy, waited in plan.ranks)
             began = min(began for _, began, _, _ in plan.ranks)
-            start = max(began, before) if plan.life == life else began
-            before, life = end, plan.life
+            start = max(began, self._before) if plan.life == self._life else began
+            self._before, self._life = end, plan.life
             seconds = (end - start) / 1e6
             into.plans += 1
             if plan.prompt_rows >= self._least_rows:

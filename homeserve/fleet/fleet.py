@@ -31,7 +31,7 @@ from homeserve.fleet.spec import (
 )
 from homeserve.fleet.stages import LoadStages, Told
 from homeserve.wire.faults import parse
-from homeserve.wire.records import LaneRows, LoadSpec, NewLane, PlanKind, Progress, RankFacts, Result
+from homeserve.wire.records import FlipOrder, LaneRows, LoadSpec, NewLane, PlanKind, Progress, RankFacts, Result
 from homeserve.wire.refusal import error_of
 
 log = logging.getLogger(__name__)
@@ -169,11 +169,12 @@ class Fleet:
         drop: tuple[int, ...] = (),
         new: tuple[NewLane, ...] = (),
         rows: tuple[LaneRows, ...] = (),
+        flip: FlipOrder | None = None,
     ) -> int:
         """Issue a plan to `ranks` (default: all); returns its seq. Never blocks. AssertionError without credit,
         RecordTooLarge (nothing is issued then) for a plan that does not fit a slot."""
         assert self._life is not None and self._serving_since is not None, "a plan was issued to a fleet without a load"
-        return self._life.issue(kind, epoch=epoch, ranks=ranks, drop=drop, new=new, rows=rows)
+        return self._life.issue(kind, epoch=epoch, ranks=ranks, drop=drop, new=new, rows=rows, flip=flip)
 
     def _on_results(self, seq: int, results: tuple[Result, ...]) -> None:
         if self._serving_since is not None:

@@ -42,6 +42,7 @@ from homeserve.fleet.rank import RankProcess
 from homeserve.fleet.spec import FleetSpec, Loss
 from homeserve.wire.records import (
     RECORD_VERSION,
+    FlipOrder,
     Hello,
     LaneRows,
     LoadSpec,
@@ -200,6 +201,7 @@ class Life:
         new: tuple[NewLane, ...] = (),
         rows: tuple[LaneRows, ...] = (),
         load: LoadSpec | None = None,
+        flip: FlipOrder | None = None,
     ) -> int:
         """Write the next plan to the log and ring for it; returns its seq. Needs credit, else AssertionError; raises
         RecordTooLarge, with nothing issued, if it does not fit a slot."""
@@ -210,7 +212,7 @@ class Life:
         mask = sum(1 << rank for rank in named)
         if not 0 < mask < 1 << self.spec.ranks:
             raise AssertionError(f"a plan names ranks {list(named)} of {self.spec.ranks}")
-        plan = Plan(plan_log.issued + 1, epoch, kind, mask, drop, new, rows, load)
+        plan = Plan(plan_log.issued + 1, epoch, kind, mask, drop, new, rows, load, flip)
         plan_log.write(plan)
         self.book.issue(plan, self._clock())
         self._serving = self._serving or kind is not PlanKind.LOAD

@@ -260,7 +260,7 @@ async def test_status_tells_the_layout_in_force() -> None:
     assert told["flip"]["policy"] == "manual" and told["flip"]["committed"] == 0 and told["flip"]["abandoned"] == {}
     assert set(told["flip"]) >= {"policy", "committed", "abandoned", "hold_reason", "unarmed_work_count"}
     assert set(told["layouts_measured"]) == {"pipeline", "tensor"}
-    engine._flipper.layout = "tensor"
+    engine._flips.flipper.layout = "tensor"
     told = status_of(context(engine, PLAN))
     assert told["layout"] == "tensor" and [rank["layers"] for rank in told["ranks"]] == [None, None]
     assert told["pipeline"] == {"ranges": [[0, 3], [3, 4]]}, "the other layout's cut stays known"
