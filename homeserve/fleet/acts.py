@@ -1,5 +1,8 @@
 """The memory through which the ranks of one life exchange acts, as the engine holds it: made, handed on, looked at.
 
+Beside the acts a life may have memory for weights, KV rows and states that its ranks hold together, and for what they
+hand each other at a flip (the transit memory). None of it has a name: it goes with the last process that has it.
+
 The engine writes nothing there after it was made. While answers are owed it looks now and then whether any count has
 moved (`marks`). When none has, the counters and the last stamp of every mailbox and channel (`positions`) tell who
 waits for whom (`homeserve.fleet.blame`): who has posted what, and what was sent and not taken.
@@ -7,8 +10,10 @@ waits for whom (`homeserve.fleet.blame`): who has posted what, and what was sent
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
+import sys
 from typing import Any
 
 from backends.acts import LINE_BYTES, STAMP_BYTES, ActShape, fleet_shape, make_memory, nameless
@@ -20,20 +25,28 @@ _KINDS = {1: "sum", 2: "gather", 3: "message", 4: "merge"}
 
 
 class ActsMemory:
-    """The acts of one life, and with `unified` memory for the weights, KV rows and states that ranks hold together
-    (empty here: the ranks give it its size). `fd`, `weights_fd`, `kv_fd` and `state_fd` are for the ranks to inherit.
-    Raises OSError where there is no memory for it."""
+    """The acts of one life; with `unified` memory for the weights, KV rows and states that ranks hold together, with
+    `copy` for weights alone (both empty here: the ranks give them their size); and `transit_bytes` for flips, of which
+    only what is written takes memory. `fd`, `weights_fd`, `kv_fd`, `state_fd` and `transit_fd` are for the ranks
+    to inherit. Raises OSError where there is no memory for it."""
 
-    def __init__(self, ranks: int, sizes: ActSizes, *, unified: bool = False) -> None:
+    def __init__(
+        self, ranks: int, sizes: ActSizes, *, unified: bool = False, copy: bool = False, transit_bytes: int = 0
+    ) -> None:
         self.sizes = sizes
+        self.transit_bytes = transit_bytes
         self.shape: ActShape = fleet_shape(
             ranks, sizes.piece_floats, sizes.message_floats, sizes.token_floats, sizes.depth
         )
-        self.weights_fd = self.kv_fd = self.state_fd = -1
+        self.weights_fd = self.kv_fd = self.state_fd = self.transit_fd = -1
         self.fd = make_memory(self.shape)
         try:
-            if unified:
+            if unified or copy:
                 self.weights_fd = nameless("homeserve-weights")
+            if transit_bytes:
+                self.transit_fd = nameless("homeserve-transit")
+                os.ftruncate(self.transit_fd, transit_bytes)
+            if unified:
                 self.kv_fd = nameless("homeserve-kv")
                 self.state_fd = nameless("homeserve-state")
         except OSError:
@@ -42,7 +55,19 @@ class ActsMemory:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        return tuple(fd for fd in (self.fd, self.weights_fd, self.kv_fd, self.state_fd) if fd >= 0)
+        every = (self.fd, self.weights_fd, self.kv_fd, self.state_fd, self.transit_fd)
+        return tuple(fd for fd in every if fd >= 0)
+
+    def clear_transit(self) -> None:
+        """Give back what lies in the transit memory: no rank reads it any more."""
+        if self.transit_fd < 0:
+            return
+        if sys.platform == "linux":
+            with mmap.mmap(self.transit_fd, self.transit_bytes) as mapped:
+                mapped.madvise(mmap.MADV_REMOVE)
+        else:
+            os.ftruncate(self.transit_fd, 0)
+            os.ftruncate(self.transit_fd, self.transit_bytes)
 
     def marks(self) -> tuple[int, ...]:
         """How far everything is: two looks are equal where no rank took part in an exchange between them."""
@@ -65,7 +90,7 @@ class ActsMemory:
         """Give the memory up: it goes with the last rank that has it."""
         for fd in self.fds:
             os.close(fd)
-        self.fd = self.weights_fd = self.kv_fd = self.state_fd = -1
+        self.fd = self.weights_fd = self.kv_fd = self.state_fd = self.transit_fd = -1
 
     def _mailbox_at(self, rank: int) -> int:
         shape = self.shape

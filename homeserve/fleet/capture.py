@@ -33,7 +33,7 @@ from typing import Any
 
 import msgspec
 
-from homeserve.wire.records import Plan
+from homeserve.wire.records import FlipOrder, Plan
 
 log = logging.getLogger(__name__)
 
@@ -207,5 +207,16 @@ def readable(plan: Plan | str, answered: Sequence[int]) -> dict[str, Any]:
         for r in plan.rows
     ]
     shown["load"] = None if plan.load is None else msgspec.structs.asdict(plan.load)
+    shown["flip"] = None if plan.flip is None else _readable_order(plan.flip)
     shown["owed_by"] = [rank for rank, last in enumerate(answered) if last < plan.seq]
+    return shown
+
+
+def _readable_order(order: FlipOrder) -> dict[str, Any]:
+    """What is live is told by how much it is."""
+    shown: dict[str, Any] = {"flip": order.flip, "epoch": order.epoch, "to": order.to, "stage": order.stage}
+    if order.live is not None:
+        shown["live_pages"] = [int.from_bytes(pages, "little").bit_count() for pages in order.live.pages]
+        shown["live_states"] = int.from_bytes(order.live.states, "little").bit_count()
+    shown["digests"] = [msgspec.structs.asdict(each) for each in order.digests]
     return shown

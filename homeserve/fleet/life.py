@@ -10,7 +10,8 @@ a load, the engine) is told once, with `loss`. A loss is noticed by
     the process ends           its exit status; a SIGKILL together with the cgroup's counter is an out-of-memory kill
     its doorbell ends          it is given a moment to end by itself, so that the exit status can tell why
     a report is damaged        or answers a plan out of turn
-    a plan is refused          after the load: the others may be waiting for this rank inside the same plan
+    a plan is refused          after the load: the others may be waiting for this rank inside the same plan. A rank may
+                               say no to the preparation of a flip: nobody waits for it, and nothing has changed
     a rank waited in vain      for another one: STUCK, until it is known whom they all wait for (`inquest`)
     silence                    answers are owed, and for the plan timeout no rank moved: no answer, no progress of a
                                load, no step in the memory of their exchanges. So a slow rank is none that hangs
@@ -113,6 +114,8 @@ class Life:
         self._slots: Slots | None = None
         self._log: PlanLogWriter | None = None
         self._asked: dict[int, asyncio.Future[Results]] = {}
+        self._flip_ends = 0
+        """The plan behind which nobody reads what the last flip carried."""
         self._greeted: asyncio.Future[None] = self._loop.create_future()
         self._exits: dict[int, asyncio.Task[None]] = {}
         self._log_ends: dict[int, asyncio.Task[None]] = {}
@@ -156,10 +159,13 @@ class Life:
                     raise outcome
 
     def _make_acts(self) -> ActsMemory | None:
-        if self.spec.acts is None:
+        spec = self.spec
+        if spec.acts is None:
             return None
         try:
-            return ActsMemory(self.spec.ranks, self.spec.acts, unified=self.spec.unified)
+            return ActsMemory(
+                spec.ranks, spec.acts, unified=spec.unified, copy=spec.weights_copy, transit_bytes=spec.transit_bytes
+            )
         except OSError as error:
             raise WorkerStartError(f"no memory for what ranks exchange: {error.strerror}") from error
 
@@ -215,6 +221,8 @@ class Life:
         plan = Plan(plan_log.issued + 1, epoch, kind, mask, drop, new, rows, load, flip)
         plan_log.write(plan)
         self.book.issue(plan, self._clock())
+        if kind in (PlanKind.FLIP_COMMIT, PlanKind.FLIP_ABANDON):
+            self._flip_ends = plan.seq
         self._serving = self._serving or kind is not PlanKind.LOAD
         for rank in self.ranks:
             rank.announce()
@@ -282,12 +290,14 @@ class Life:
         completed = self.book.answer(rank.rank, result, self._clock())
         self._log.acknowledge(rank.rank, result.seq)
         rank.count(result)
-        if not result.ok and debt is not None and debt.kind is not PlanKind.LOAD:
+        if not result.ok and debt is not None and not _may_refuse(debt.kind, result):
             self._refused(rank, result, debt.text)
             return
         if not result.ok and waited_for(result) is None and result.seq in self._asked:
             self._deliver(result.seq, (result,))  # a load: others that wait for this rank have nothing to add
         for seq, results in completed:
+            if seq == self._flip_ends and self._acts is not None:
+                self._acts.clear_transit()
             if self.state is LifeState.UP:
                 self._deliver(seq, results)
 
@@ -516,6 +526,12 @@ class Life:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _may_refuse(kind: PlanKind, result: Result) -> bool:
+    """Whether a no is an answer like another one: before anything is served, and before a flip has changed anything.
+    (Not where the rank waited in vain for another one: that ends all exchanges.)"""
+    return kind is PlanKind.LOAD or (kind is PlanKind.FLIP_PREPARE and waited_for(result) is None)
 
 
 async def finish(work: Coroutine[Any, Any, T]) -> T:

@@ -101,6 +101,7 @@ class RankProcess:
             weights_fd=acts.weights_fd if acts is not None else -1,
             kv_fd=acts.kv_fd if acts is not None else -1,
             state_fd=acts.state_fd if acts is not None else -1,
+            transit_fd=acts.transit_fd if acts is not None else -1,
             piece_floats=sizes.piece_floats,
             message_floats=sizes.message_floats,
             token_floats=sizes.token_floats,
@@ -115,8 +116,8 @@ class RankProcess:
         os.write(write_fd, encode(self._boot))  # far below what a pipe holds
         os.close(write_fd)
         boot = self._boot
-        every = (boot.log_fd, boot.report_fd, boot.stacks_fd, boot.acts_fd, boot.weights_fd, boot.kv_fd, boot.state_fd)
-        shared = [fd for fd in every if fd >= 0]
+        together = (boot.acts_fd, boot.weights_fd, boot.kv_fd, boot.state_fd, boot.transit_fd)
+        shared = [fd for fd in (boot.log_fd, boot.report_fd, boot.stacks_fd, *together) if fd >= 0]
         try:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable,

@@ -49,6 +49,10 @@ class FleetSpec:
     """Of the shared memory for what ranks exchange; None with one rank."""
     unified: bool = False
     """Whether the ranks hold weights and KV rows together."""
+    weights_copy: bool = False
+    """Whether the ranks hold one copy of the weights together, from which each fills its own at a flip."""
+    transit_bytes: int = 0
+    """The most that one flip may carry from rank to rank; 0: nothing moves."""
     spin_us: int = 0
     """How long a wait for another rank spins before it sleeps: only where each thread has a core of its own."""
     load_silence_s: float = 60.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 
 import pytest
@@ -40,3 +41,31 @@ def test_where_the_system_has_no_more_nothing_is_left_open(failing: str, monkeyp
     with pytest.raises(OSError, match="too many"):
         ActsMemory(2, SIZES, unified=True)
     assert open_descriptors() == before
+
+
+def test_a_copy_of_the_weights_and_the_memory_of_flips_are_handed_on_too() -> None:
+    memory = ActsMemory(2, SIZES, copy=True, transit_bytes=1 << 20)
+    assert min(memory.weights_fd, memory.transit_fd) >= 0 and memory.kv_fd == memory.state_fd == -1
+    assert os.fstat(memory.transit_fd).st_size == 1 << 20
+    memory.close()
+
+
+def test_the_memory_of_flips_is_sparse_and_what_a_flip_has_left_is_given_back() -> None:
+    memory = ActsMemory(2, SIZES, transit_bytes=1 << 20)
+    try:
+        assert os.fstat(memory.transit_fd).st_blocks == 0
+        with mmap.mmap(memory.transit_fd, 1 << 20) as rank:
+            rank[5000:5004] = b"rows"
+            assert os.fstat(memory.transit_fd).st_blocks > 0
+            memory.clear_transit()
+            assert os.fstat(memory.transit_fd).st_blocks == 0
+            assert os.fstat(memory.transit_fd).st_size == 1 << 20
+            assert rank[5000:5004] == bytes(4), "the mapping of a rank lives on"
+    finally:
+        memory.close()
+
+
+def test_without_flips_there_is_nothing_to_give_back() -> None:
+    memory = ActsMemory(2, SIZES)
+    memory.clear_transit()
+    memory.close()
