@@ -32,6 +32,14 @@ PLAN_LOG = "plan log"
 ACTS = "acts"
 """Shared memory through which ranks exchange rows and tokens."""
 MODEL_FILE = "model file (page cache)"
+WEIGHTS_COPY = "weights copy"
+"""One packed copy of the model in shared memory, from which ranks fill their arenas at a flip."""
+IMAGE = "image"
+"""What a rank's arena will hold after the next flip, where there is no such copy."""
+SIDE = "side image"
+"""Parts of weights that cannot be read from the copy, which a rank keeps for itself."""
+TRANSIT = "flip transit"
+"""Shared memory for live rows and states on their way between the ranks."""
 
 # Resident after a start beside which nothing else of the same Python ran; x86-64, CPython 3.11, glibc. Sums of smaps as
 # `homeserve.measure` makes them, of first starts and of later ones, two to five readings each:
@@ -54,6 +62,8 @@ _ACTIVATION_BLOCK = (32, 80)
 _PARTITION_PAGES = 16
 """Pages of one part of a split attention, and parts that may be open for each thread."""
 _SPLIT_ITEMS = 4
+_FLIP_RESULT = 48 * 16
+"""What a rank says of a flip, beside what it says of a plan. (A plan of a flip is never the largest plan.)"""
 
 
 def of_rank(name: str, rank: int) -> str:
@@ -77,7 +87,14 @@ def template_bytes() -> int:
 
 
 def plan_log_bytes(
-    ranks: int, running: int, chunk: int, context: int, plans_in_flight: int = 2, *, groups: int = 1
+    ranks: int,
+    running: int,
+    chunk: int,
+    context: int,
+    plans_in_flight: int = 2,
+    *,
+    groups: int = 1,
+    flip: bool = False,
 ) -> int:
     """Shared memory of the plan log and of each rank's report ring, reserved when the fleet starts.
 
@@ -88,7 +105,7 @@ def plan_log_bytes(
     lane_pages = _parts(context, PAGE)
     newcomers = 2 * (4 * context + 64 * 1024)
     plan = newcomers + 64 * running + 4 * chunk + 4 * running * (1 + lane_pages) * groups + 4096
-    result = (running + 32) * (32 + 16 * 21) + 64 * running + 16384
+    result = (running + 32) * (32 + 16 * 21) + 64 * running + 16384 + (_FLIP_RESULT if flip else 0)
     log = 64 + plans_in_flight * _slot(plan)
     report = 64 + (plans_in_flight + 4) * _slot(result)
     return log + ranks * report

@@ -4,7 +4,8 @@
                        beside each of these the largest card alone, for boxes whose other cards cost more than they give
     all cards          those that were left out as well
     with the host      a CPU rank takes the first layers; or routed experts lie on the CPU; or the CPU does everything
-    CPU ranks          several ranks on the CPU alone, where they are asked for, in either layout
+    CPU ranks          several ranks on the CPU alone, where they are asked for, in either layout; whether in both
+                       is looked at last (`budget.flip`)
 
 A later group is slower than an earlier one, so it is looked at only where the earlier one leaves less than a
 comfortable pool. Cards that are much smaller or slower than the best are left out at first: every layer waits for the
@@ -41,6 +42,7 @@ CPU_ONLY = "CPU"
 ALL_CARDS = "all cards, pipeline layout"
 CPU_STACKED = "CPU ranks, pipeline layout"
 CPU_SPLIT = "CPU ranks, tensor layout"
+CPU_FLIPPING = "CPU ranks, pipeline and tensor layout"
 
 LEFT_OUT = 8
 """A card with less than one part in so many of the best one's memory or bandwidth is left out."""
@@ -98,6 +100,8 @@ def options(job: Job, ceilings: Ceilings, devices: Sequence[Device]) -> list[lis
     if wish.cpu_ranks > 1:
         return _cpu_ranks(job, every, cpu)
     cards = every if wish.devices else worth_it(every)[: max(1, len(job.layers))]
+    if wish.flip == "on":
+        return _both_layouts(job, cards, cpu)
     if not cards:
         if wish.layout == TENSOR:
             raise WishError("layout", "the tensor layout needs several ranks, and there is one", "use --layout auto")
@@ -141,14 +145,14 @@ def _cpu_ranks(job: Job, cards: Sequence[Device], cpu: Device | None) -> list[li
         raise WishError("devices", what, "name cpu once beside cards, or cpu:N alone")
     ranks = (cpu.index,) * count
     _check_vectors(job, ranks)
-    if wish.pipeline_ratio and (wish.weight_vector or wish.token_vector):
+    if wish.pipeline_ratio and (wish.weight_vector or wish.token_vector) and wish.flip != "on":
         what = "a pipeline ratio and vectors of the tensor layout, and one layout serves"
-        raise WishError("pipeline_ratio", what, "leave one of them out")
-    stacked = wish.layout != TENSOR and not (wish.weight_vector or wish.token_vector)
-    split = wish.layout != PIPELINE and not wish.pipeline_ratio
+        raise WishError("pipeline_ratio", what, "leave one of them out, or ask for both layouts (--flip)")
+    stacked = wish.layout != TENSOR and (wish.flip == "on" or not (wish.weight_vector or wish.token_vector))
+    split = wish.layout != PIPELINE and (wish.flip == "on" or not wish.pipeline_ratio)
     against = {
-        PIPELINE: _against_stack(job, count) if stacked else "",
-        TENSOR: _against_split(job, count) if split else "",
+        PIPELINE: against_layout(job, PIPELINE, count) if stacked else "",
+        TENSOR: against_layout(job, TENSOR, count) if split else "",
     }
     groups = []
     if stacked and not against[PIPELINE]:
@@ -158,6 +162,11 @@ def _cpu_ranks(job: Job, cards: Sequence[Device], cpu: Device | None) -> list[li
     if not groups:
         raise WishError("devices", "; and ".join(filter(None, against.values())), _fewer_ranks(job))
     return groups
+
+
+def against_layout(job: Job, layout: str, ranks: int) -> str:
+    """Why so many ranks on the CPU cannot have a layout, whatever memory there is; "" where they can."""
+    return _against_stack(job, ranks) if layout == PIPELINE else _against_split(job, ranks)
 
 
 def _against_stack(job: Job, ranks: int) -> str:
@@ -214,7 +223,7 @@ def _check_vectors(job: Job, ranks: tuple[int, ...]) -> None:
         if min(vector) < 1:
             raise WishError(name, f"{','.join(map(str, vector))} holds a number below 1", "give numbers from 1 on")
         other = TENSOR if name == "pipeline_ratio" else PIPELINE
-        if wish.layout == other:
+        if wish.layout == other and wish.flip != "on":
             raise WishError(name, f"the {other} layout has no {name.replace('_', ' ')}", "leave one of them out")
     if (against := _against_ratio(job)) is not None:
         raise WishError("pipeline_ratio", *against)
@@ -245,7 +254,7 @@ def _single(card: Device) -> Option:
 
 
 def _cards_alone(job: Job, ceilings: Ceilings, cards: Sequence[Device], ranks: tuple[int, ...]) -> list[list[Option]]:
-    layout = job.wish.layout
+    layout, flip = job.wish.layout, job.wish.flip
     if len(ranks) == 1:
         if layout == TENSOR:
             raise WishError("layout", "the tensor layout needs several cards, and one is used", "use --layout auto")
@@ -253,12 +262,24 @@ def _cards_alone(job: Job, ceilings: Ceilings, cards: Sequence[Device], ranks: t
     split, stacked = Option(SPLIT, ranks, (TENSOR,)), Option(STACKED, ranks, (PIPELINE,))
     if layout != "auto":
         return [[split if layout == TENSOR else stacked]]
-    groups = []
-    if job.wish.flip != "off" and _host_holds_image(job, ceilings):
-        groups.append(
-            [Option(RESIDENT, ranks, (PIPELINE, TENSOR), resident=True), Option(FLIPPING, ranks, (PIPELINE, TENSOR))]
-        )
+    groups = [_flipping(ranks, PIPELINE)] if flip != "off" and _host_holds_image(job, ceilings) else []
     return [*groups, [split], [stacked]]
+
+
+def _flipping(ranks: tuple[int, ...], resting: str) -> list[Option]:
+    both = (TENSOR, PIPELINE) if resting == TENSOR else (PIPELINE, TENSOR)
+    return [Option(RESIDENT, ranks, both, resident=True), Option(FLIPPING, ranks, both)]
+
+
+def _both_layouts(job: Job, cards: Sequence[Device], cpu: Device | None) -> list[list[Option]]:
+    """Cards with a flip, and nothing else: it was asked for. Raises WishError where there is none to be had."""
+    wish, ranks = job.wish, tuple(card.index for card in cards)
+    if len(ranks) < 2:
+        raise WishError("flip", "one rank has one layout: there is nothing to flip to", "leave --flip out")
+    if wish.cpu_moe > 0 or (wish.devices and cpu is not None):
+        raise WishError("flip", "the CPU has part of the pipeline layout only", "leave --flip or the CPU out")
+    _check_vectors(job, ranks)
+    return [_flipping(ranks, wish.layout)]
 
 
 def _host_holds_image(job: Job, ceilings: Ceilings) -> bool:

@@ -55,8 +55,8 @@ class FlipTerms:
     needed_bytes, available_bytes   where it does not fit: what both layouts would need of the device, and what there is
     short_device   index of that device
     resting        the layout in which the ranks begin, and to which they return; `Plan.layouts[0]`
-    home           where the arena is filled from: copy (one of the model, for all ranks), images (of each rank), resident
-                   (both layouts lie on the devices), unified (nothing is filled)
+    home           where the arena is filled from: copy (one of the model, for all ranks), images (of each rank),
+                   resident (both layouts lie on the devices), unified (nothing is filled)
     ranges, weight_vector, token_vector   the parts of both layouts
     transit_bytes  the most that one flip may carry: live rows and states on their way; 0 in unified memory
     cache_bytes    of it, what may be of the prefix cache alone
@@ -66,6 +66,7 @@ class FlipTerms:
     copy_bytes     of host memory for one copy of the weights; 0 where there is none
     image_bytes    of host memory for each rank's image; () where there is none
     peaks          phase -> what each rank itself holds of its device then (`budget.flip.PHASES`)
+    addressable    layout -> the tokens for which it alone would have rows: the pool is no larger than the least of them
     shared_peaks   phase -> what is held then on the host beside that: processes, the copy, transit
     """
 
@@ -84,6 +85,7 @@ class FlipTerms:
     image_bytes: tuple[int, ...] = ()
     peaks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     shared_peaks: Mapping[str, int] = field(default_factory=dict)
+    addressable: Mapping[str, int] = field(default_factory=dict)
     needed_bytes: int = 0
     available_bytes: int = 0
     short_device: int = -1

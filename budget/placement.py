@@ -40,6 +40,8 @@ class Option:
     resident: bool = False
     host_only: bool = False
     """No rank is a card: the embedding table lies with the other weights. The ranks, one or several, share the CPU."""
+    transit: float = 1.0
+    """With a flip between layouts of CPU ranks: the part of the pool that one flip may carry."""
 
     @property
     def shares_device(self) -> bool:

@@ -7,6 +7,7 @@ doubts it can add them up. How it is found:
     trials       each with several cuts between "by speed" and "by memory"; every trial is a ledger (terms.py)
     room         the largest KV pool whose ledger fits (solve.py)
     choice       the first group that gives a comfortable pool; in a group the largest pool, then the fastest
+    flip         CPU ranks get both layouts where that leaves the pool as it is, or where it was asked for (flip.py)
 
 A placement that is only a way out (part of the model on the CPU, fewer requests at once) gets a comfortable pool and no
 more unless it is asked for: so more memory never means a smaller context. What was asked for is never made smaller: a
@@ -18,17 +19,17 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from budget import host_lines
+from budget import flip, host_lines
 from budget.aperture import check_groups
 from budget.ceilings import Ceilings, Device
 from budget.cuts import rates
 from budget.facts import GIB, KV_BLOCKS, MIB, Doubt, ModelShape
 from budget.job import Job, settle
 from budget.ledger import MOMENTS, PIPELINE, TENSOR, Line, held_bytes, lines_at, peak_bytes
-from budget.options import ALL_CARDS, CPU_ONLY, EXPERTS, WITH_CPU, WishError, chosen, options
-from budget.outcome import Advice, Binds, Plan, Priced, Refusal, Unknown
+from budget.options import ALL_CARDS, CPU_FLIPPING, CPU_ONLY, EXPERTS, WITH_CPU, WishError, chosen, options
+from budget.outcome import NO_FLIP, Advice, Binds, FlipTerms, Plan, Priced, Refusal, Unknown
 from budget.placement import Option
 from budget.solve import TOKENS_MAX, fits
 from budget.speed import break_even, flip_seconds
@@ -69,9 +70,9 @@ def plan(ceilings: Ceilings, shape: ModelShape, wish: Wish) -> Plan | Refusal | 
                 if trial.tokens >= job.least_tokens and (best is None or trial.key > best.key):
                     best = trial
             if best is not None and best.tokens >= comfort(job):
-                return _made(best, tried, _passed_over(best, devices, tried))
+                return _flipping(best, tried, _passed_over(best, devices, tried))
     if best is not None:
-        return _made(best, tried)
+        return _flipping(best, tried)
     return _refused(tried)
 
 
@@ -124,7 +125,46 @@ def _job_seconds(job: Job, option: Option, ceilings: Ceilings) -> float:
 # ----------------------------------------------------------------------------------------------------------- outcomes
 
 
-def _made(trial: Trial, tried: Sequence[Trial], passed_over: Sequence[Priced] = ()) -> Plan:
+def _flipping(trial: Trial, tried: Sequence[Trial], passed_over: Sequence[Priced] = ()) -> Plan | Refusal:
+    """The plan with both layouts, where CPU ranks are to have them and can; cards have found theirs already."""
+    asked = trial.job.wish.flip == "on"
+    if not flip.is_asked(trial):
+        return _made(trial, tried, passed_over, flip.terms_of(trial) if trial.option.flips else _one_layout(tried))
+    cannot = flip.against(trial)
+    if cannot and asked:
+        raise WishError("flip", cannot, "leave --flip out, or use fewer ranks")
+    if cannot:
+        return _made(trial, tried, passed_over, replace(NO_FLIP, why_not=cannot))
+    both = flip.with_flip(trial, trial.tokens)
+    if both.tokens:
+        return _made(both, [*tried, both], passed_over, flip.terms_of(both))
+    less = flip.with_flip(trial)
+    if asked and less.tokens >= trial.job.least_tokens:
+        return _made(less, [less], passed_over, flip.terms_of(less))
+    if asked:
+        return _refused([less])
+    return _made(trial, [*tried, less], passed_over, flip.not_fitting(both, trial.tokens))
+
+
+def _one_layout(tried: Sequence[Trial]) -> FlipTerms:
+    """Why cards have one layout, where a flip was looked at; what it lacks is the sum of the nearest one."""
+    flips = [trial for trial in tried if trial.option.flips]
+    if not flips:
+        return NO_FLIP
+    nearest = min(flips, key=lambda trial: _shortage(trial).bytes)
+    short = _shortage(nearest)
+    if short.bytes <= 0:
+        return replace(NO_FLIP, why_not="it would leave a smaller pool, or be no faster by estimate")
+    return FlipTerms(
+        fits=False,
+        why_not=f"with both layouts {_lack(nearest)}",
+        needed_bytes=short.needed,
+        available_bytes=short.available,
+        short_device=short.device,
+    )
+
+
+def _made(trial: Trial, tried: Sequence[Trial], passed_over: Sequence[Priced], terms: FlipTerms) -> Plan:
     job, option, ceilings = trial.job, trial.option, trial.ceilings
     lines = trial.lines
     if not fits(lines, ceilings):
@@ -151,6 +191,7 @@ def _made(trial: Trial, tried: Sequence[Trial], passed_over: Sequence[Priced] = 
         flip_s=flip_s,
         break_even_tokens=even,
         checkpoints=job.checkpoints,
+        flip=terms,
         most_tokens=trial.most,
         choice=_choice(trial, tried),
         priced=(*_priced(trial, tried), *passed_over),
@@ -171,7 +212,8 @@ def _beside_others(trial: Trial, rank: int) -> int:
     that fits."""
     device, most = trial.ceilings.devices[trial.option.ranks[rank]], trial.most
     pool = host_lines.KV if trial.job.wish.unified else host_lines.of_rank(host_lines.KV, rank)
-    own = sum(t.per_token for t in trial.terms if t.name == pool and not t.until)
+    rows = [term for term in trial.terms if term.name == pool and not term.until]
+    own = max(sum(term.per_token for term in rows if moment in term.held) for moment in MOMENTS)
     if not own or device.ceiling_bytes is None or trial.room.tokens >= TOKENS_MAX:
         return trial.tokens
     left = device.ceiling_bytes - peak_bytes(lines_at(trial.terms, most), device.index)
@@ -228,11 +270,13 @@ def _flip(trial: Trial) -> tuple[float | None, int | None]:
     if not trial.option.flips:
         return None, None
     ranks = trial.option.ranks
+    at_once = len(ranks) if trial.option.shares_device else 1
     moved = [0.0] * len(ranks)
     if not trial.option.resident:
         for place, index in enumerate(ranks):
-            moved[place] = sum(term.fixed for term in trial.terms if term.device == index and "arena" in term.name)
-    seconds = flip_seconds(moved, [rates(trial.job, trial.ceilings.devices[index]) for index in ranks])
+            arena = host_lines.of_rank(host_lines.WEIGHTS, place) if at_once > 1 else "weights arena"
+            moved[place] = sum(term.fixed for term in trial.terms if term.device == index and term.name == arena)
+    seconds = flip_seconds(moved, [rates(trial.job, trial.ceilings.devices[index], at_once) for index in ranks])
     before, after = trial.speeds[PIPELINE].prefill_tok_s, trial.speeds[TENSOR].prefill_tok_s
     even = break_even(2 * seconds, after, before) if before > after > 0 else None
     return seconds, even
@@ -252,6 +296,8 @@ def _priced(taken: Trial, tried: Sequence[Trial], *, none_taken: bool = False) -
             why = _lack(trial)
         else:
             why = "smaller pool" if trial.tokens < taken.tokens else "slower"
+            if taken.option.flips and taken.option.name == CPU_FLIPPING and trial.option.host_only:
+                why = "one layout: with both the server measures which pays"
         found[name] = Priced(name, trial.tokens or None, prefill.prefill_tok_s, decode.decode_tok_s, why)
     return tuple(found.values())
 

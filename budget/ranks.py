@@ -20,7 +20,8 @@ Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 from budget.facts import ModelShape
 from budget.ledger import TENSOR
@@ -65,6 +66,11 @@ def act_sizes(shape: ModelShape, ranks: int, layout: str, rows: int, running: in
         token_floats=TOKEN_FLOATS * running,
         depth=plans_in_flight(ranks, layout) + 1,
     )
+
+
+def largest(sizes: Sequence[ActSizes]) -> ActSizes:
+    """Memory for what ranks exchange that serves each of several layouts."""
+    return ActSizes(*(max(getattr(each, name.name) for each in sizes) for name in fields(ActSizes)))
 
 
 def act_bytes(ranks: int, sizes: ActSizes) -> int:

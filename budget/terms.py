@@ -2,7 +2,8 @@
 
 A rank's weights lie in one arena, as large as the larger layout needs: the other layout's bytes come from an image in
 host memory. Where both layouts fit at once nothing needs to be refilled, and there is no image. Exactly one layout's KV
-pool holds physical pages (`Wish.exclusive`): at boot and in a flip that is at most the larger of the two.
+pool holds physical pages (`Wish.exclusive`): at boot and in a flip that is at most the larger of the two. On the CPU
+the states are held likewise, and both layouts' buffers always.
 
 The pool is one line. Its layers that keep every token grow with the pool's tokens for ever; those with a window stop
 when the windows of all requests are kept, each window at a number of its own.
@@ -25,7 +26,7 @@ from budget.facts import MIB
 from budget.job import Job, Share
 from budget.ledger import ALWAYS, BOOT, FLIP, PIPELINE, TENSOR, Term
 from budget.placement import Option, whole_share
-from budget.ranks import act_bytes, act_sizes, plans_in_flight
+from budget.ranks import act_bytes, act_sizes, largest, plans_in_flight
 
 FLOAT_BYTES = 4
 RUNTIME_BYTES = 1500 * MIB
@@ -41,6 +42,8 @@ STAGING_BYTES = 64 * MIB
 FLIP_BUFFER_BYTES = 64 * MIB
 TRANSIT_BYTES = 1024 * MIB
 """Host memory for what moves at a flip: the live set is bounded to it, older cached pages are dropped first."""
+TRANSIT_ALIGN = 64
+"""What two ranks exchange begins with a cache line of the transit memory."""
 VERIFY_BYTES_PER_REQUEST = 4 * MIB
 """Inputs of the recurrent layers that a verify keeps until acceptance is known."""
 
@@ -65,6 +68,8 @@ def terms(
         own = list(_standing(job, option, device, rank, after))
         if not (shared and job.wish.unified):
             own = [*_weights(option, index, before, after), *_pools(job, option, index, before, after), *own]
+            if shared and before is not None and after is not None:
+                own += _sources(job, index, before, after)
         found += [replace(term, name=host_lines.of_rank(term.name, rank)) for term in own] if shared else own
     if shared and job.wish.unified:
         whole, index = whole_share(job, option), option.ranks[0]
@@ -79,6 +84,8 @@ def standing_bytes(job: Job, option: Option, device: Device) -> float:
 
 
 def _standing(job: Job, option: Option, device: Device, rank: int, shard: Share | None = None) -> Iterable[Term]:
+    if option.shares_device and option.flips:  # two programs, each with buffers of its own
+        yield _activations(job, option, device, rank, None)
     yield _activations(job, option, device, rank, shard if option.shares_device else None)
     if device.kind != "cpu":
         yield from _card(job, option, device)
@@ -101,12 +108,32 @@ def _weights(option: Option, device: int, before: Share | None, after: Share | N
     else:
         most = max(before.weights, whole)
         note = f"the larger of pipeline {before.weights / MIB:.0f} and tensor {whole / MIB:.0f} MiB"
-        yield Term(device, "weights arena", most - min(after.kv_copies, most), ALWAYS, "computed", note)
+        name = host_lines.WEIGHTS if option.shares_device else "weights arena"
+        yield Term(device, name, most - min(after.kv_copies, most), ALWAYS, "computed", note)
     if after.kv_copies:
         yield Term(device, host_lines.COPIES, after.kv_copies, ALWAYS, "computed", "too few KV heads to split")
 
 
+def _sources(job: Job, device: int, before: Share, after: Share) -> Iterable[Term]:
+    """What a rank on the CPU keeps for itself to fill its arena from."""
+    if job.wish.image_spill:
+        most = max(before.weights, after.weights + after.kv_copies)
+        yield Term(device, host_lines.IMAGE, most, ALWAYS, "computed", "of the next layout; the other one is on disk")
+    elif aside := _columns_aside(job, after.part):
+        note = "columns of recurrent layers that lie apart in the copy"
+        yield Term(device, host_lines.SIDE, aside, ALWAYS, "reserve", note)
+
+
+def _columns_aside(job: Job, part: float) -> float:
+    """The most that a rank's part of the output projections of recurrent layers takes: of the projections to q, k, v
+    and the gate, and from v back, that is one in three at most."""
+    return sum(layer.mixer_bytes for layer in (*job.layers, *job.drafting) if layer.state_elements) * part / 3
+
+
 def _pools(job: Job, option: Option, device: int, before: Share | None, after: Share | None) -> Iterable[Term]:
+    if option.shares_device and before is not None and after is not None:
+        yield from _exclusive(job, option, device, before, after)
+        return
     if before is None or after is None:
         share = before or after
         assert share is not None
@@ -122,13 +149,31 @@ def _pools(job: Job, option: Option, device: int, before: Share | None, after: S
         if job.wish.exclusive:
             yield from _rows_more(device, *((before, after) if first else (after, before)), larger)
         state = max(before.state, after.state)
-    if state:
-        note = f"{job.running} requests, {job.wish.state_bits}-bit"
-        if option.host_only and job.checkpoints:
-            # The checkpoints lie in the same pool: a copy between slots is a copy within the host's memory.
-            state += job.checkpoints * state / job.running
-            note = f"{job.running} requests and {job.checkpoints} checkpoints, {job.wish.state_bits}-bit"
-        yield Term(device, host_lines.STATE, state, ALWAYS, "computed", note)
+    yield from _states(job, option, device, state, ALWAYS)
+
+
+def _exclusive(job: Job, option: Option, device: int, before: Share, after: Share) -> Iterable[Term]:
+    """Pools of a rank on the CPU, where only the layout in force has any: the one at rest from the start on, and on the
+    way from one to the other at most the larger."""
+    first = (before.kv_row, _most(before)) >= (after.kv_row, _most(after))
+    for share, layout, larger in ((before, PIPELINE, first), (after, TENSOR, not first)):
+        rest = (BOOT,) if layout == option.layouts[0] else ()
+        yield from _rows(job, device, host_lines.KV, share, (*rest, layout, *((FLIP,) if larger else ())))
+        most = share.state >= max(before.state, after.state) and (larger or before.state != after.state)
+        yield from _states(job, option, device, share.state, (*rest, layout, *((FLIP,) if most else ())))
+    yield from _rows_more(device, *((before, after) if first else (after, before)), (FLIP,))
+
+
+def _states(job: Job, option: Option, device: int, state: float, held: tuple[str, ...]) -> Iterable[Term]:
+    """Of running requests: `state` bytes."""
+    if not state:
+        return
+    note = f"{job.running} requests, {job.wish.state_bits}-bit"
+    if option.host_only and job.checkpoints:
+        # The checkpoints lie in the same pool: a copy between slots is a copy within the host's memory.
+        state += job.checkpoints * state / job.running
+        note = f"{job.running} requests and {job.checkpoints} checkpoints, {job.wish.state_bits}-bit"
+    yield Term(device, host_lines.STATE, state, held, "computed", note)
 
 
 def _rows(job: Job, device: int, name: str, share: Share, held: tuple[str, ...]) -> Iterable[Term]:
@@ -171,7 +216,7 @@ def _most(share: Share) -> float:
 def _activations(job: Job, option: Option, device: Device, rank: int, shard: Share | None) -> Term:
     """`shard`: what a rank of the tensor layout on the CPU has of the model."""
     threads, last = max(1, job.wish.threads) if device.kind == "cpu" else 1, rank == len(option.ranks) - 1
-    head = last or (TENSOR in option.layouts and shard is None)
+    head = last or (TENSOR in option.layouts and shard is None and not option.shares_device)
     size, more = job.workspace(threads, job.logit_rows, head=head)
     if shard is not None:
         size += _of_shard(job, shard)
@@ -224,12 +269,13 @@ def _host(job: Job, option: Option, ceilings: Ceilings) -> Iterable[Term]:
     templates = host_lines.template_bytes()
     yield Term(cpu, host_lines.TEMPLATE_PROCESS, templates, ALWAYS, "measured", "renders chat templates")
     groups = 1 + len(job.shape.windows)
-    layout = option.layouts[0]
-    flying = plans_in_flight(ranks, layout) if option.host_only else 2
-    log = host_lines.plan_log_bytes(ranks, job.running, job.wish.chunk, job.context, flying, groups=groups)
+    flying = max(plans_in_flight(ranks, layout) for layout in option.layouts) if option.host_only else 2
+    limits = ranks, job.running, job.wish.chunk, job.context, flying
+    log = host_lines.plan_log_bytes(*limits, groups=groups, flip=option.flips)
     yield Term(cpu, host_lines.PLAN_LOG, log, ALWAYS, "computed", "shared memory between the processes")
     if option.shares_device:
-        acts = act_bytes(ranks, act_sizes(job.shape, ranks, layout, job.rows, job.running))
+        sizes = [act_sizes(job.shape, ranks, layout, job.rows, job.running) for layout in option.layouts]
+        acts = act_bytes(ranks, largest(sizes))
         yield Term(cpu, host_lines.ACTS, acts, ALWAYS, "computed", "shared memory for what ranks exchange")
     if option.expert_layers:
         size = sum(layer.expert_bytes for layer in job.layers[: option.expert_layers])
@@ -240,12 +286,34 @@ def _host(job: Job, option: Option, ceilings: Ceilings) -> Iterable[Term]:
     if cards:
         yield Term(cpu, "embedding", job.embedding_bytes, ALWAYS, "computed", "rows are looked up on the host")
         yield Term(cpu, "load staging", STAGING_BYTES * len(cards), (BOOT,), "reserve", "pinned")
-    if option.flips:
+    if option.shares_device and option.flips and not job.wish.unified:
+        yield from _of_flip(job, option, cpu)
+    elif option.flips and not option.shares_device:
         if not option.resident:
             size = sum(layer.bytes for layer in (*job.layers, *job.drafting)) + job.head_bytes + job.drafting_bytes
             yield Term(cpu, "weight image", size, ALWAYS, "computed", "pinned: either layout is filled from it")
         moving = TRANSIT_BYTES + job.state_bytes * job.running
-        yield Term(cpu, "flip transit", moving, ALWAYS, "reserve", "pinned: live rows and states on their way")
+        yield Term(cpu, host_lines.TRANSIT, moving, ALWAYS, "reserve", "pinned: live rows and states on their way")
     if job.checkpoints and not option.host_only:
         kept, note = job.checkpoints * job.state_bytes, f"{job.checkpoints}, of the prefix cache"
         yield Term(cpu, "state checkpoints", kept, ALWAYS, "computed", note)
+
+
+def _of_flip(job: Job, option: Option, cpu: int) -> Iterable[Term]:
+    """What ranks on the CPU hold together for a flip: the weights once more, and what moves while it does."""
+    if not job.wish.image_spill:
+        copy = whole_share(job, option).weights
+        yield Term(cpu, host_lines.WEIGHTS_COPY, copy, ALWAYS, "computed", "arenas are filled from it")
+    part = option.transit
+    row, windows = job.rows_of((*job.layers, *job.drafting), on_cpu=True)
+    fixed = transit_states(job, part) + TRANSIT_ALIGN * len(option.ranks) ** 2
+    note = f"{part:.0%} of the pool" + (", and states of all requests" if job.state_bytes else "")
+    yield Term(cpu, host_lines.TRANSIT, fixed, (FLIP,), "computed", note, row * part)
+    for rows in windows:
+        yield Term(cpu, host_lines.TRANSIT, 0.0, (FLIP,), "computed", note, rows.row * part, rows.slots)
+
+
+def transit_states(job: Job, part: float) -> float:
+    """Bytes of the states that a flip of CPU ranks may carry: those of all running requests, and a part of those that
+    the prefix cache keeps."""
+    return (job.running + math.ceil(part * job.checkpoints)) * job.state_bytes

@@ -78,14 +78,17 @@ class Trial:
 
     @property
     def key(self) -> tuple[float, ...]:
-        """What is preferred: tokens, then no refill at a flip, then speed; for what does not fit, the least lack."""
-        return (self.tokens, -self.room.short_bytes, self.option.resident, -job_seconds(self.speeds))
+        """What is preferred: tokens, then no refill at a flip, then the more that one may carry, then speed; for what
+        does not fit, the least lack."""
+        tokens, short = self.tokens, self.room.short_bytes
+        return (tokens, -short, self.option.resident, self.option.transit, -job_seconds(self.speeds))
 
 
-def best_trial(job: Job, option: Option, ceilings: Ceilings, *, capped: bool) -> Trial:
-    """The best of the option's cuts. `capped`: it is a way out, a comfortable pool is enough."""
+def best_trial(job: Job, option: Option, ceilings: Ceilings, *, capped: bool, tokens: int = 0) -> Trial:
+    """The best of the option's cuts. `capped`: it is a way out, a comfortable pool is enough. With `tokens` its pool is
+    of so many, in whole granules, or does not fit."""
     trials = (
-        _trial(job, variant, ceilings, cut, shard, capped=capped)
+        _trial(job, variant, ceilings, cut, shard, capped=capped, exactly=tokens)
         for variant, cut, shard in _variants(job, option, ceilings)
     )
     return max(trials, key=lambda trial: trial.key)
@@ -110,7 +113,14 @@ def _variants(job: Job, option: Option, ceilings: Ceilings) -> Iterable[tuple[Op
 
 
 def _trial(
-    job: Job, option: Option, ceilings: Ceilings, cut: Cut | None, shard: Shard | None, *, capped: bool
+    job: Job,
+    option: Option,
+    ceilings: Ceilings,
+    cut: Cut | None,
+    shard: Shard | None,
+    *,
+    capped: bool,
+    exactly: int = 0,
 ) -> Trial:
     pipeline = pipeline_shares(job, option, cut) if cut is not None else ()
     if shard is not None and not shard.tokens:
@@ -119,7 +129,10 @@ def _trial(
     found = tuple(terms(job, option, ceilings, pipeline, tensor))
     space = room(found, ceilings)
     granule = PAGE * (sum(shard.tokens) if shard is not None else 1)
-    tokens = _pool_tokens(job, option, ceilings, space.tokens, granule, capped=capped)
+    if exactly:
+        tokens = rounded(exactly, granule) if rounded(exactly, granule) <= space.tokens else 0
+    else:
+        tokens = _pool_tokens(job, option, ceilings, space.tokens, granule, capped=capped)
     speeds = _speeds(job, option, ceilings, pipeline, tensor)
     return Trial(job, option, ceilings, cut, shard, found, space, tokens, speeds, capped)
 

@@ -22,7 +22,9 @@ class Wish:
     `devices` are words of `--devices` (empty: auto); `cpu_ranks` ranks share the CPU where it is the only device. Each
     of them computes on `threads`, and all of them have `cores` (0: not known). `layout` is auto, pipeline or tensor;
     `flip` is auto, on or off: auto has both layouts where neither `layout` nor the vectors of one layout alone choose;
-    on has both whatever chooses, and the chosen one is then the layout to rest in.
+    on has both whatever chooses, and the chosen one is then the layout to rest in. Of CPU ranks auto has both where
+    that costs no tokens. `image_spill`: each rank has an image of the next layout in place of one copy of the weights
+    for all, and the other image on disk.
     `cpu_moe`: layers whose routed experts stay on the CPU; -1 is "the planner's choice", 0 none.
     `floor_bytes`: what must remain free at the peak on every card and the host; None takes the defaults (1024 MiB a
     card, 256 MiB of the host, nothing on unified devices).
@@ -40,6 +42,7 @@ class Wish:
     """Ranks on the CPU hold weights, KV rows and states once, together."""
     layout: str = "auto"
     flip: str = "auto"
+    image_spill: bool = False
     weight_vector: tuple[int, ...] = ()
     token_vector: tuple[int, ...] = ()
     pipeline_ratio: tuple[int, ...] = ()

@@ -29,7 +29,7 @@ from homeserve.layouts.owner import GroupRows, OwnerRule
 
 SHAPES = Path(__file__).parents[1] / "data" / "shapes"
 CPU = CpuFacts("CPU", 8, 8, "processors", frozenset())
-THREE = Wish(devices=("cpu",), cpu_ranks=3, threads=1, cores=8, draft=False)
+THREE = Wish(devices=("cpu",), cpu_ranks=3, threads=1, cores=8, flip="off", draft=False)
 LAYOUTS = ("pipeline", "tensor")
 
 
