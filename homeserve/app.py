@@ -215,6 +215,8 @@ class App:
             cores=ranks.cores,
             acts=ranks.acts,
             unified=ranks.memory_domain == UNIFIED,
+            weights_copy=ranks.flip and ranks.memory_domain != UNIFIED and settings.image_spill is None,
+            transit_bytes=0 if limits.flip is None or ranks.memory_domain == UNIFIED else limits.flip.transit_bytes,
             spin_us=ranks.spin_us,
         )
         fleet = Fleet(spec, relay)
