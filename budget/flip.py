@@ -32,7 +32,7 @@ from budget.ledger import FLIP, MOMENTS, PIPELINE, TENSOR, Line, held_bytes, lin
 from budget.options import CPU_FLIPPING, RESIDENT, against_layout
 from budget.outcome import NO_FLIP, FlipTerms
 from budget.solve import TOKENS_MAX, room
-from budget.terms import transit_states
+from budget.terms import TRANSIT_ALIGN, transit_states
 from budget.trial import Trial, best_trial, rounded
 from budget.wish import PAGE
 
@@ -124,6 +124,7 @@ def terms_of(trial: Trial) -> FlipTerms:
         peaks=peaks,
         shared_peaks=_shared(trial, lines, peaks),
         addressable=addressable(trial),
+        transit_file_bytes=transit + TRANSIT_ALIGN * len(option.ranks) ** 2 if transit else 0,
     )
 
 

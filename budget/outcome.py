@@ -59,6 +59,7 @@ class FlipTerms:
                    resident (both layouts lie on the devices), unified (nothing is filled)
     ranges, weight_vector, token_vector   the parts of both layouts
     transit_bytes  the most that one flip may carry: live rows and states on their way; 0 in unified memory
+    transit_file_bytes   how large the memory for it is: every payload begins with a cache line
     cache_bytes    of it, what may be of the prefix cache alone
     page_bytes     what a page of each KV group has, K and V of all its layers, all ranks together: the group of layers
                    that keep every token, then one for each window of the model, ascending
@@ -86,6 +87,7 @@ class FlipTerms:
     peaks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     shared_peaks: Mapping[str, int] = field(default_factory=dict)
     addressable: Mapping[str, int] = field(default_factory=dict)
+    transit_file_bytes: int = 0
     needed_bytes: int = 0
     available_bytes: int = 0
     short_device: int = -1

@@ -62,6 +62,7 @@ def wish_of(settings: Settings, box: Box) -> Wish:
         unified=settings.ranks > 1 and settings.memory == UNIFIED,
         layout=PIPELINE if settings.deterministic and settings.ranks > 1 else settings.layout,
         flip="off" if flip_mode(settings) == "off" else "on" if flip_said(settings) else "auto",
+        image_spill=settings.image_spill is not None,
         weight_vector=settings.weight_vector,
         token_vector=settings.token_vector,
         pipeline_ratio=settings.pipeline_ratio,
