@@ -126,6 +126,10 @@ TURNS = [
 ]
 
 
+def shown(value: object) -> str:
+    return ":".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
 def bytes_of(ranks: Fleet) -> dict[str, bytes]:
     """What lies in the pools of all ranks."""
     return {
@@ -142,7 +146,7 @@ def both(form: str, layout: str, ratio: tuple[int, ...], group: Group) -> Iterat
             yield first, second
 
 
-@pytest.mark.parametrize(("form", "layout", "ratio"), TURNS)
+@pytest.mark.parametrize(("form", "layout", "ratio"), TURNS, ids=shown)
 def test_a_layout_is_left_for_the_other_and_no_byte_moves(
     form: str, layout: str, ratio: tuple[int, ...], acts: Callable[[int], Group], measured: Callable[[str], None]
 ) -> None:
