@@ -250,6 +250,8 @@ def _ladder(subject: Subject, wish: Wish) -> Iterable[tuple[Settings, str]]:
             "weight_vector": "auto",
         }
         free |= {"token_vector": "auto", "pipeline_ratio": "auto"}
+    if vectors and wish.cpu_ranks > 1:  # as many ranks as were asked for: is it the numbers given that do not fit?
+        yield {"weight_vector": "auto", "token_vector": "auto", "pipeline_ratio": "auto"}, "with vectors of the plan"
     types = smaller_rows(subject.shape, wish.kv_type) if KV_BITS[wish.kv_type] > KV_BITS["q8_0"] else []
     small: Settings = {"kv_type": types[0]} if types else {}
     rows = f"KV rows of {types[0]}" if types else ""

@@ -173,6 +173,7 @@ class App:
         self._watcher.on_plan(model, plan)
         self._memory.planned(plan, box.memory, facts.checkpoint)
         self._warn_if_crowded(ranks)
+        self._warn_if_rounded(plan)
         limits = engine_limits(self.settings, plan, ranks)
         self._tell_no_flip(limits)
         self.context.ranks = ranks
@@ -249,7 +250,7 @@ class App:
             weight_vector=ranks.weight_vector,
             token_vector=ranks.token_vector,
             flip=ranks.flip,
-            transit_bytes=plan.flip.transit_bytes if ranks.flip else 0,
+            transit_bytes=plan.flip.transit_file_bytes if ranks.flip else 0,
             image_dir=self._image_folder() if ranks.flip else "",
         )
 
@@ -368,6 +369,15 @@ class App:
             threads = f"{ranks.ranks} ranks of {ranks.threads} thread{'s' * (ranks.threads != 1)}"
             self._watcher.on_warning(
                 f"{threads} share fewer cores than that: slower than ranks with cores of their own"
+            )
+
+    def _warn_if_rounded(self, plan: Plan) -> None:
+        """A pool that is larger than asked for by more than a page."""
+        asked = self.settings.kv_tokens
+        if asked and plan.kv_tokens - asked >= PAGE:
+            self._watcher.on_warning(
+                f"--kv-tokens {asked} is taken as {plan.kv_tokens}: pages of {PAGE} tokens are dealt out to the ranks"
+                f" in whole rounds, and every rank has one at least; requests have {plan.context} tokens of context"
             )
 
     def _tell_no_flip(self, limits: EngineLimits) -> None:

@@ -237,13 +237,17 @@ def _too_large(settings: Settings, refusal: Refusal) -> BudgetError:
         told["kv_type"] = refusal.nearest["kv_type"]
     if refusal.nearest.get("floor_mib", settings.floor_mib) != settings.floor_mib:
         told["floor_mib"] = refusal.nearest["floor_mib"]
-    fewer = settings.ranks > 1 and refusal.nearest["devices"] == "cpu"
-    if fewer:
+    if settings.ranks > 1 and refusal.nearest["devices"] == "cpu":
         told["devices"] = "cpu"
-    away = [flag(name) for name in _OF_RANKS if fewer and getattr(settings, name) not in ("auto", ())]
-    without = f", without {' and '.join(away)}" if away else ""
-    field = "kv_tokens" if settings.kv_tokens else "context" if settings.context else "model"
-    return BudgetError(message, field=field, fix=f"the nearest that fits is {' '.join(flags(told))}{without}")
+    given = [name for name in _OF_RANKS if getattr(settings, name) not in ("auto", ())]
+    away = [name for name in given if refusal.nearest[name] == "auto"]
+    if away and "devices" not in told:
+        field = away[-1]
+    else:
+        field = "kv_tokens" if settings.kv_tokens else "context" if settings.context else "model"
+    without = f", without {' and '.join(map(flag, away))}" if away else ""
+    same = "the same" if away else "what was asked"
+    return BudgetError(message, field=field, fix=f"the nearest that fits is {' '.join(flags(told)) or same}{without}")
 
 
 def _mib(count: int) -> str:

@@ -143,7 +143,7 @@ def devices_of(text: str | None) -> tuple[str, ...]:
 def cpu_ranks_of(devices: Sequence[str]) -> int:
     """Ranks on the CPU that `cpu:N` asks for; 1 where nothing does. (`cpu:0` is the CPU as the page numbers it.) Raises
     SettingError for more than there may be, or several beside other devices."""
-    word = next((word for word in devices if word.lower().startswith("cpu:")), None)
+    word = next((word for word in devices if word.lower().startswith("cpu:") and word.lower() != "cpu:0"), None)
     if word is None:
         return 1
     ranks = ranks_of(options()["devices"].convert(word, "--devices", "devices"))

@@ -13,6 +13,8 @@ from homeserve.errors import SettingError
 VECTOR_MAX = 64
 NUMBER_MAX = 1 << 20
 """Numbers of a vector, and the largest of them."""
+LONG_DIGITS = 12
+"""A number with more is too large for every setting."""
 
 _YES = {"on", "yes", "true", "1"}
 _NO = {"off", "no", "false", "0"}
@@ -102,15 +104,18 @@ class Option:
         if self.kind == "int" and isinstance(value, float):
             raise bad
         number: int | float
+        outside = SettingError(
+            f"{said}: {_short(value)} is outside {self.range_text()}", field=name, fix=f"use {self.range_text()}"
+        )
+        if self.kind == "int" and isinstance(value, str) and is_long_number(value.strip()):
+            raise outside
         try:
             number = int(value) if self.kind == "int" else float(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             raise bad from None
         low, high = self.low, self.high
         if number != number or (low is not None and number < low) or (high is not None and number > high):
-            raise SettingError(
-                f"{said}: {value} is outside {self.range_text()}", field=name, fix=f"use {self.range_text()}"
-            )
+            raise outside
         return number
 
     def range_text(self) -> str:
@@ -130,7 +135,9 @@ def _vector(value: object, said: str, name: str) -> tuple[int, ...]:
     numbers = []
     for rank, part in enumerate(parts):
         word = part.strip()
-        if not word.isascii() or not word.removeprefix("-").isdigit() or len(word) > 12:
+        if is_long_number(word):
+            raise SettingError(f"{said}: {_short(word)} is outside 1 to {NUMBER_MAX}", field=name, fix=fix)
+        if not word.isascii() or not word.removeprefix("-").isdigit():
             raise SettingError(f"{said}: {word[:40]!r} is not a whole number", field=name, fix=fix)
         number = int(word)
         if not 1 <= number <= NUMBER_MAX:
@@ -141,7 +148,7 @@ def _vector(value: object, said: str, name: str) -> tuple[int, ...]:
 
 
 def _devices(value: object, said: str, name: str) -> str:
-    """`auto`, `cpu`, or `cpu:N` for N ranks on the CPU (`cpu:0` is the CPU as the budget's page numbers it)."""
+    """`auto`, `cpu`, or `cpu:N` for N ranks on the CPU, from 1 on."""
     text, fix = str(value).strip().lower(), f"use cpu, or cpu:N for N ranks, 1 to {CPU_RANKS_MOST}"
     if text in ("auto", "cpu"):
         return text
@@ -152,7 +159,20 @@ def _devices(value: object, said: str, name: str) -> str:
     if len(count) > 6 or int(count) > CPU_RANKS_MOST:
         what = f"{said}: {text[:40]} is more ranks than the CPU of one box may have: {CPU_RANKS_MOST}"
         raise SettingError(what, field=name, fix=fix)
+    if int(count) == 0:
+        raise SettingError(f"{said}: {text[:40]}: the number is how many ranks there are", field=name, fix=fix)
     return f"cpu:{int(count)}" if int(count) > 1 else "cpu"
+
+
+def is_long_number(word: str) -> bool:
+    """Whole, and longer than any setting takes: told as too large, and not converted."""
+    digits = word.removeprefix("-")
+    return len(digits.lstrip("0")) > LONG_DIGITS and digits.isascii() and digits.isdigit()
+
+
+def _short(value: object) -> str:
+    text = str(value).strip()
+    return text if len(text) <= 40 else f"{text[:20]}… ({len(text)} digits)"
 
 
 def _plain(bound: float | None) -> str:

@@ -82,8 +82,8 @@ def _check_vectors(settings: Settings, given: Sequence[str]) -> None:
 
 
 def _check_layout(settings: Settings, given: Sequence[str]) -> None:
-    if settings.layout == "tensor" and settings.ranks == 1:
-        what = f"{_said(settings, 'layout')} tensor: needs several ranks, and there is one"
+    if settings.layout != "auto" and settings.ranks == 1:
+        what = f"{_said(settings, 'layout')} {settings.layout}: needs several ranks, and there is one"
         raise SettingError(what, field="layout", fix=_MORE_RANKS.format("--layout"))
     if settings.deterministic and (settings.layout == "tensor" or "tensor" in _layouts(given)):
         what = "--deterministic: in the tensor layout last digits depend on which ranks keep a request's pages"

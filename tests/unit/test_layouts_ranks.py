@@ -195,3 +195,10 @@ def test_ranks_that_do_not_fit_are_refused_with_the_sum_and_the_way_out() -> Non
     assert "MiB are left: rank 0 needs " in message and "rank 7 needs " in message
     assert "weights, rank 7" in message, "the whole sum"
     assert "--devices cpu" in (caught.value.fix or "") and "without --weight-vector" in (caught.value.fix or "")
+
+
+def test_a_vector_that_does_not_fit_is_told_and_the_ranks_stay() -> None:
+    with pytest.raises(BudgetError) as caught:
+        of_words("--devices cpu:3 --layout tensor --token-vector 500000,1,1 --max-running 1", cores=6)
+    fix = caught.value.fix or ""
+    assert caught.value.field == "token_vector" and fix.endswith("without --token-vector") and "--devices" not in fix
