@@ -445,9 +445,7 @@ class Backend(Protocol):
 
     def capabilities(self) -> tuple[Capability, ...]: ...
 
-    def pools(
-        self, kv: KvPool, states: StatePool, progress: LoadProgress, shared: SharedPools | None = None
-    ) -> Pools:
+    def pools(self, kv: KvPool, states: StatePool, progress: LoadProgress, shared: SharedPools | None = None) -> Pools:
         """Pools of these shapes, all of them resident when this returns. Raises MemoryError with the arithmetic,
         ValueError where the backend cannot share them."""
         ...
