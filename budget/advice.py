@@ -120,6 +120,8 @@ def _with_setting(wish: Wish, name: str, value: str | int) -> Wish:
             if value not in ("auto", "cpu"):
                 raise ValueError(f"{name} is only ever set back to auto, or to the CPU alone")
             change = {name: () if value == "auto" else ("cpu",)} | ({"cpu_ranks": 1} if name == "devices" else {})
+        case "flip":
+            change = {name: "on" if value == "manual" else value}
         case "cpu_moe":
             change = {name: {"auto": -1, "off": 0}.get(str(value), value)}
         case "memory":
@@ -252,6 +254,8 @@ def _ladder(subject: Subject, wish: Wish) -> Iterable[tuple[Settings, str]]:
         free |= {"token_vector": "auto", "pipeline_ratio": "auto"}
     if vectors and wish.cpu_ranks > 1:  # as many ranks as were asked for: is it the numbers given that do not fit?
         yield {"weight_vector": "auto", "token_vector": "auto", "pipeline_ratio": "auto"}, "with vectors of the plan"
+    if wish.flip == "on":
+        yield {"flip": "auto"}, "with one layout"
     types = smaller_rows(subject.shape, wish.kv_type) if KV_BITS[wish.kv_type] > KV_BITS["q8_0"] else []
     small: Settings = {"kv_type": types[0]} if types else {}
     rows = f"KV rows of {types[0]}" if types else ""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from budget.facts import Doubt
+from budget.flip import capped_words
 from budget.ledger import PIPELINE, TENSOR
-from budget.page import INDENT, Cell, Column, Style, gained, grouped, regrouped, table, wrapped
+from budget.page import INDENT, Cell, Column, Style, gained, grouped, mib, regrouped, table, wrapped
 from budget.plan import Advice, Plan, Priced, Refusal
 from budget.question import Question, flags
 from budget.speed import LayoutSpeed
+from budget.sums import has_room
 
 DOUBTS_MAX = 40
 
@@ -46,6 +48,8 @@ def speed_lines(style: Style, plan: Plan) -> list[str]:
     ]
     head = "Speed that the devices' own numbers allow (estimated, not measured)"
     lines = [style.paint(head, "head"), *table(style, columns, rows)]
+    if plan.flip.why_not:
+        lines += wrapped(regrouped(f"No flip between the layouts: {plan.flip.why_not}."), INDENT, INDENT * 2)
     if plan.flip_s is not None:
         worth = (
             "it never pays here"
@@ -53,7 +57,28 @@ def speed_lines(style: Style, plan: Plan) -> list[str]:
             else f"it pays from {grouped(plan.break_even_tokens)} prompt tokens on"
         )
         lines += wrapped(f"Flip from one layout to the other: {plan.flip_s:.2f} s; {worth}.", INDENT, INDENT * 2)
+        lines += _flip_lines(plan)
     return lines
+
+
+_HOMES = {
+    "copy": "weights are filled from one copy in host memory",
+    "images": "weights are filled from an image of each rank, the other layout's is on disk",
+    "resident": "the weights of both layouts lie on the devices",
+    "unified": "nothing moves: both layouts read the same memory",
+}
+
+
+def _flip_lines(plan: Plan) -> list[str]:
+    """Where weights come from at a flip, how much one may carry, and what is held while it is on."""
+    terms = plan.flip
+    if not terms.fits:
+        return []
+    text = f"It rests in the {terms.resting} layout; {_HOMES[terms.home]}"
+    if terms.transit_bytes:
+        text += f"; what is live may take {mib(terms.transit_bytes)} MiB on its way, else the flip waits"
+    words = [text, capped_words(terms, plan.most_tokens)] if not has_room(plan) else [text]
+    return wrapped(regrouped("; ".join(filter(None, words)) + "."), INDENT, INDENT * 2)
 
 
 ONE = ", one request at a time"

@@ -147,9 +147,7 @@ def _plan(plan: Plan, asked: Question) -> dict[str, Any]:
         "peak_mib": [mib(peak_bytes(plan.lines, device.index)) for device in devices],
         "free_min_mib": [mib(free_min_bytes(plan.ceilings, plan.lines, device)) for device in devices],
         "speed": {layout: _speed(speed) for layout, speed in plan.speeds.items()},
-        "flip": None
-        if plan.flip_s is None
-        else {"seconds": _finite(plan.flip_s, 3), "break_even_tokens": plan.break_even_tokens},
+        "flip": _flip(plan),
         "priced": [_priced(option) for option in plan.priced],
         "advice": [_advice(advice) for advice in plan.advice],
         "command": asked.up_line(run_settings(plan)),
@@ -163,6 +161,32 @@ def _layouts(plan: Plan) -> dict[str, Any]:
         if layout == "pipeline":
             found[layout]["ranges"] = [list(each) for each in plan.ranges]
     return found
+
+
+def _flip(plan: Plan) -> dict[str, Any] | None:
+    """Null where no flip was looked at; without one `why_not` says why, and the rest is null or empty."""
+    terms = plan.flip
+    if plan.flip_s is None and not terms.why_not:
+        return None
+    return {
+        "seconds": None if plan.flip_s is None else _finite(plan.flip_s, 3),
+        "break_even_tokens": plan.break_even_tokens,
+        "fits": terms.fits,
+        "why_not": terms.why_not or None,
+        "needed_mib": mib(terms.needed_bytes or None),
+        "available_mib": mib(terms.available_bytes or None),
+        "resting": terms.resting or None,
+        "weights_from": terms.home or None,
+        "addressable_tokens": dict(terms.addressable),
+        "transit_mib": mib(terms.transit_bytes) if terms.fits else None,
+        "cache_mib": mib(terms.cache_bytes) if terms.fits else None,
+        "copy_mib": mib(terms.copy_bytes) if terms.fits else None,
+        "image_mib": [mib(size) for size in terms.image_bytes],
+        "peaks": [
+            {"phase": phase, "rank_mib": [mib(size) for size in sizes], "shared_mib": mib(terms.shared_peaks[phase])}
+            for phase, sizes in terms.peaks.items()
+        ],
+    }
 
 
 def _windows(plan: Plan) -> list[dict[str, int]]:

@@ -285,8 +285,13 @@ def _both_layouts(job: Job, cards: Sequence[Device], cpu: Device | None) -> list
 def _host_holds_image(job: Job, ceilings: Ceilings) -> bool:
     """Whether host memory can hold one copy of the weights beside what moves. An unknown host is not asked."""
     host = ceilings.devices[-1].ceiling_bytes
+    return host is not None and host > image_needs(job)
+
+
+def image_needs(job: Job) -> int:
+    """Host memory of a server whose cards are filled from one copy of the weights."""
     image = sum(layer.bytes for layer in job.layers) + job.head_bytes + TRANSIT_BYTES
-    return host is not None and host > image + host_lines.engine_bytes(job.shape) + job.embedding_bytes
+    return image + host_lines.engine_bytes(job.shape) + job.embedding_bytes
 
 
 def worth_it(cards: Sequence[Device]) -> list[Device]:

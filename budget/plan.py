@@ -28,7 +28,7 @@ from budget.cuts import rates
 from budget.facts import GIB, KV_BLOCKS, MIB, Doubt, ModelShape
 from budget.job import Job, settle
 from budget.ledger import MOMENTS, PIPELINE, TENSOR, Line, held_bytes, lines_at, peak_bytes
-from budget.options import ALL_CARDS, CPU_FLIPPING, CPU_ONLY, EXPERTS, WITH_CPU, WishError, chosen, options
+from budget.options import ALL_CARDS, CPU_FLIPPING, CPU_ONLY, EXPERTS, WITH_CPU, WishError, chosen, image_needs, options
 from budget.outcome import NO_FLIP, Advice, Binds, FlipTerms, Plan, Priced, Refusal, Unknown
 from budget.placement import Option
 from budget.solve import TOKENS_MAX, fits
@@ -129,7 +129,9 @@ def _flipping(trial: Trial, tried: Sequence[Trial], passed_over: Sequence[Priced
     """The plan with both layouts, where CPU ranks are to have them and can; cards have found theirs already."""
     asked = trial.job.wish.flip == "on"
     if not flip.is_asked(trial):
-        return _made(trial, tried, passed_over, flip.terms_of(trial) if trial.option.flips else _one_layout(tried))
+        return _made(
+            trial, tried, passed_over, flip.terms_of(trial) if trial.option.flips else _one_layout(trial, tried)
+        )
     cannot = flip.against(trial)
     if cannot and asked:
         raise WishError("flip", cannot, "leave --flip out, or use fewer ranks")
@@ -146,11 +148,16 @@ def _flipping(trial: Trial, tried: Sequence[Trial], passed_over: Sequence[Priced
     return _made(trial, [*tried, less], passed_over, flip.not_fitting(both, trial.tokens))
 
 
-def _one_layout(tried: Sequence[Trial]) -> FlipTerms:
+def _one_layout(taken: Trial, tried: Sequence[Trial]) -> FlipTerms:
     """Why cards have one layout, where a flip was looked at; what it lacks is the sum of the nearest one."""
-    flips = [trial for trial in tried if trial.option.flips]
+    flips, wish, host = [trial for trial in tried if trial.option.flips], taken.job.wish, taken.ceilings.devices[-1]
     if not flips:
-        return NO_FLIP
+        needed, available = image_needs(taken.job), host.ceiling_bytes or 0
+        cards = len(taken.option.ranks) > 1 and not taken.option.host_only and wish.cpu_moe <= 0
+        if not cards or wish.layout != "auto" or wish.flip == "off" or needed <= available:
+            return NO_FLIP
+        why = f"host memory lacks {_mib(needed - available)} of {_mib(needed)} MiB for a copy of the weights"
+        return replace(NO_FLIP, why_not=why, needed_bytes=needed, available_bytes=available, short_device=host.index)
     nearest = min(flips, key=lambda trial: _shortage(trial).bytes)
     short = _shortage(nearest)
     if short.bytes <= 0:

@@ -91,7 +91,7 @@ def settings_of(wish: Wish) -> dict[str, str | int]:
         "devices": f"cpu:{wish.cpu_ranks}" if wish.cpu_ranks > 1 else ",".join(wish.devices) or "auto",
         "memory": "unified" if wish.unified else "auto",
         "layout": wish.layout,
-        "flip": wish.flip,
+        "flip": "manual" if wish.flip == "on" else wish.flip,
         "weight_vector": _joined(wish.weight_vector),
         "token_vector": _joined(wish.token_vector),
         "pipeline_ratio": _joined(wish.pipeline_ratio),

@@ -31,7 +31,7 @@ ALL_LAYERS = 1 << 16
 
 _KV_TYPE = Option("text", "", "", choices=tuple(KV_BITS))
 _MEMORY = Option("text", "", "", choices=("auto", "discrete", "unified"))
-_FLIP = Option("text", "", "", choices=("auto", "off"))
+_FLIP = Option("text", "", "", choices=("auto", "manual", "off"))
 _DRAFT = Option("text", "", "", choices=("auto", "off"))
 _SWITCH = Option("switch", "", "")
 _LAYERS = Option("int", "", "", low=0, high=ALL_LAYERS)
@@ -64,7 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     place.add_argument(
         "--memory", metavar="M", help="of several ranks on the CPU: discrete (each its own) or unified (one for all)"
     )
-    place.add_argument("--flip", metavar="auto|off", help="whether both layouts are planned for")
+    place.add_argument(
+        "--flip", metavar="MODE", help="both layouts: auto (where there is room), manual (in any case) or off"
+    )
     place.add_argument("--weight-vector", metavar="A,B", help="shares of the weights in the tensor layout")
     place.add_argument("--token-vector", metavar="A,B", help="shares of the KV rows in the tensor layout")
     place.add_argument("--pipeline-ratio", metavar="A,B", help="layers of each rank in the pipeline layout, or shares")
@@ -102,7 +104,7 @@ def wish_of(args: argparse.Namespace, settings: Settings, box: Box) -> Wish:
         cpu_ranks=ranks,
         unified=_MEMORY.convert(args.memory or settings.memory, "--memory", "memory") == "unified",
         layout=_like_up(args, settings, "layout"),
-        flip=_FLIP.convert(args.flip or "auto", "--flip", "flip"),
+        flip={"auto": "auto", "manual": "on", "off": "off"}[_FLIP.convert(args.flip or "auto", "--flip", "flip")],
         weight_vector=_like_up(args, settings, "weight_vector"),
         token_vector=_like_up(args, settings, "token_vector"),
         pipeline_ratio=_like_up(args, settings, "pipeline_ratio"),
