@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack
 from typing import IO, TYPE_CHECKING, Any
 
+from homeserve.commands.reach import first_key, running_urls
 from homeserve.commands.temporary import TemporaryServer
 from homeserve.errors import SettingError
-from homeserve.instances import running
-from homeserve.settings import Option, read_api_keys, runtime_dir, variable
+from homeserve.settings import Option
 
 if TYPE_CHECKING:
     import argparse
@@ -52,7 +51,7 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         raise SettingError("MODEL is for a temporary server, and --url names one", field="url", fix="leave one out")
     with ExitStack() as stack:
         url = args.url or _running_url(environ, args.model) or _temporary_url(stack, args.model)
-        talk = Talk(url.rstrip("/"), _options(args), _key(args, environ))
+        talk = Talk(url.rstrip("/"), _options(args), first_key(args.api_key_file, environ))
         loop = asyncio.new_event_loop()
         stack.callback(loop.close)
         if args.prompt is not None:
@@ -183,8 +182,8 @@ def _stop_here(number: int, frame: object) -> None:
 
 def _running_url(environ: Mapping[str, str], model: str | None) -> str | None:
     """The newest server that is ready; none where a model was asked for by name."""
-    ready = [instance for instance in running(runtime_dir(environ)) if instance.state == "ready"]
-    return ready[-1].url if ready and model is None else None
+    ready = running_urls(environ)
+    return ready[0] if ready and model is None else None
 
 
 def _temporary_url(stack: ExitStack, model: str | None) -> str:
@@ -205,9 +204,3 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
     if args.max_tokens is not None:
         options["max_tokens"] = _MAX_TOKENS.convert(args.max_tokens, "--max-tokens", "max_tokens")
     return options
-
-
-def _key(args: argparse.Namespace, environ: Mapping[str, str]) -> str | None:
-    path = args.api_key_file or environ.get(variable("api_key_file")) or None
-    keys = read_api_keys(os.path.expanduser(path) if path else None)
-    return sorted(keys)[0] if keys else None

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,11 +42,12 @@ def _signals_held() -> Iterator[None]:
 class TemporaryServer:
     """`start` returns the URL once requests are answered. Both methods may be interrupted; `stop` then cleans up."""
 
-    def __init__(self, model: str | None) -> None:
-        self._command = [sys.executable, "-P", "-m", "homeserve", "up", "--port", "0", "--log-level", "warning"]
+    def __init__(self, model: str | None, flags: Sequence[str] = ()) -> None:
+        up = [sys.executable, "-P", "-m", "homeserve", "up", "--port", "0", "--log-level", "warning"]
+        self._command = [*up, *flags]
         self._model = [model] if model else []
         self._process: subprocess.Popen[bytes] | None = None
-        self._folder = tempfile.TemporaryDirectory(prefix="homeserve-chat-")
+        self._folder = tempfile.TemporaryDirectory(prefix="homeserve-temporary-")
 
     def start(self) -> str:
         """Raises an error with what the server said when it does not come up; a download may take its time."""
