@@ -215,7 +215,7 @@ class Flipper:
             raise refusal
         self._turn(FlipEvent.ASK)
         self._ids += 1
-        self.record = FlipRecord(self._ids, self.mint(), self.layout, to, cause, now)
+        self.record = FlipRecord(self._ids, self.mint(), self.layout, to, cause, now, self.state.value)
         self._records.append(self.record)
         self._step_began = now
         return self.record
