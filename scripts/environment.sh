@@ -148,7 +148,7 @@ build_wheel() {
         pip_install "$tools" 'scikit-build-core>=0.11,<2' 'cmake>=3.22,<5' 'ninja>=1.11,<2'
         touch "$tools/complete"
     fi
-    say "compiling the kernels of homeserve: about 4 minutes with 2 cores; later only what has changed"
+    say "compiling the kernels of homeserve: 4 to 5 minutes with 2 cores; later only what has changed"
     tell_build "$tools/pip.log" 9>&- &
     local teller=$!
     PATH="$tools/bin:$PATH" pip_run "$tools" wheel -v --no-deps --no-build-isolation --wheel-dir "$ROOT/build/wheel" "$ROOT"

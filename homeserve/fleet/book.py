@@ -129,11 +129,20 @@ class PlanBook:
     @property
     def loading(self) -> bool:
         """A load is the next answer of some rank."""
-        return any((debt := self.debt(rank)) is not None and debt.kind is PlanKind.LOAD for rank in self._owing())
+        return any((debt := self.debt(rank)) is not None and debt.kind is PlanKind.LOAD for rank in self.owing)
+
+    @property
+    def owing(self) -> list[int]:
+        """The ranks that owe an answer."""
+        return [rank for rank, acked in enumerate(self._acked) if acked < self.issued]
+
+    def silent_s(self, now: float) -> float:
+        """Since when nobody has moved; 0 where nothing is owed."""
+        return now - self._moved_at if self.in_flight else 0.0
 
     def late(self, now: float, allowed_s: float, limit_s: float = math.inf) -> Late | None:
         """The rank furthest behind, if nobody has moved for `allowed_s` or it owes one answer for `limit_s`."""
-        owing = self._owing()
+        owing = self.owing
         if not owing:
             return None
         behind = min(owing, key=lambda rank: (self._acked[rank], self._owes_since[rank], rank))
@@ -145,13 +154,10 @@ class PlanBook:
 
     def next_check(self, allowed_s: float, limit_s: float = math.inf) -> float | None:
         """When somebody will be late if nobody moves; None if nothing is owed."""
-        owing = self._owing()
+        owing = self.owing
         if not owing:
             return None
         return min(self._moved_at + allowed_s, min(self._owes_since[rank] for rank in owing) + limit_s)
-
-    def _owing(self) -> list[int]:
-        return [rank for rank, acked in enumerate(self._acked) if acked < self.issued]
 
     def _completed(self) -> list[tuple[int, tuple[Result, ...]]]:
         done = []

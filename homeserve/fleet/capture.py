@@ -79,7 +79,7 @@ class Captures:
 
     async def look(self, ranks: Sequence[RankEvidence]) -> tuple[Sight, ...]:
         """Look at every rank now. Never raises. Without stacks where no folder will be written."""
-        states = {rank.rank: _state(rank.pid) for rank in ranks}
+        states = {rank.rank: process_state(rank.pid) for rank in ranks}
         views = {rank.rank: _process(rank.pid) for rank in ranks}
         stacks = {rank.rank: "" for rank in ranks}
         if self.taken < CAPTURES_MAX:
@@ -163,8 +163,8 @@ def _signal_main_thread(pid: int) -> None:
         os.kill(pid, signal.SIGUSR1)
 
 
-def _state(pid: int | None) -> str:
-    """The kernel's letter for a process: R, S, D, T, Z …"""
+def process_state(pid: int | None) -> str:
+    """The kernel's letter for a process: R, S, D, T, Z …; empty where it does not tell."""
     if pid is None:
         return ""
     try:

@@ -14,7 +14,8 @@ a load, the engine) is told once, with `loss`. A loss is noticed by
                                say no to the preparation of a flip: nobody waits for it, and nothing has changed
     a rank waited in vain      for another one: STUCK, until it is known whom they all wait for (`inquest`)
     silence                    answers are owed, and for the plan timeout no rank moved: no answer, no progress of a
-                               load, no step in the memory of their exchanges. So a slow rank is none that hangs
+                               load, no step in the memory of their exchanges. So a slow rank is none that hangs;
+                               one that a signal has stopped is found sooner
 
 Once plans were served, evidence of all ranks is taken before a loss is told.
 
@@ -35,8 +36,8 @@ from typing import Any, TypeVar
 from homeserve.errors import WireError, WorkerOutOfMemory, WorkerStartError
 from homeserve.fleet.acts import ActsMemory
 from homeserve.fleet.blame import Wait
-from homeserve.fleet.book import PlanBook
-from homeserve.fleet.capture import Captures, readable
+from homeserve.fleet.book import Late, PlanBook
+from homeserve.fleet.capture import STOPPED, Captures, process_state, readable
 from homeserve.fleet.inquest import Inquest
 from homeserve.fleet.oom import oom_kill_count
 from homeserve.fleet.rank import RankProcess
@@ -69,6 +70,9 @@ LOOKS = 8
 """Looks at what the ranks do, in the time for which they may stand still."""
 LOOK_PERIOD_S = 5.0
 """The longest time between two of them."""
+STOPPED_S = 20.0
+"""How long nobody may move while a rank is stopped by a signal: it does not go on by itself, so this does not have to
+last as long as a slow plan."""
 _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 T = TypeVar("T")
@@ -440,11 +444,19 @@ class Life:
             self.book.alive(now)
         if now - due >= allowed_s / 2:  # this process was stopped itself
             self.book.pardon(now)
-        late = self.book.late(now, allowed_s, limit_s)
+        late = self.book.late(now, allowed_s, limit_s) or self._stopped(now)
         if late is None:
             self._arm()
         elif self._stick():
             self._inquest.miss(late)
+
+    def _stopped(self, now: float) -> Late | None:
+        """A rank that owes an answer and is stopped, if nobody has moved for too long."""
+        silent_s = self.book.silent_s(now)
+        if silent_s < STOPPED_S:
+            return None
+        stopped = (rank for rank in self.book.owing if process_state(self.ranks[rank].pid) == STOPPED)
+        return next((Late(rank, silent_s) for rank in stopped), None)
 
     # ---------------------------------------------------------------------------------------------------------- end
 

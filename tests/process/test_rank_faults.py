@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import random
+import signal
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -56,7 +57,7 @@ def cases() -> list[tuple[str, int, str, int, str]]:
 
 
 @asynccontextmanager
-async def served(layout: str | None, captures: Path, fault: str = "") -> Any:
+async def served(layout: str | None, captures: Path, fault: str = "", timeout_s: float = 2.0) -> Any:
     """An engine on a fleet of RANKS in the layout, or on one rank."""
     ranks = RANKS if layout else 1
     shares = SHARES.get(layout or "", {})
@@ -67,7 +68,7 @@ async def served(layout: str | None, captures: Path, fault: str = "") -> Any:
     )  # fmt: skip
     relay = Relay()
     spec = FleetSpec(
-        ranks=ranks, backend="cpu", device_index=0, threads=1, isa="", plans_in_flight=flight, plan_timeout_s=3.0,
+        ranks=ranks, backend="cpu", device_index=0, threads=1, isa="", plans_in_flight=flight, plan_timeout_s=timeout_s,
         slot_bytes=plan_bytes_limit(limits), report_slot_bytes=result_bytes_limit(limits), fault=fault,
         capture_dir=str(captures),
         acts=ActSizes(4096, ROWS * 2 * HIDDEN, TOKEN_FLOATS * limits.running, flight + 1) if layout else None,
@@ -90,21 +91,28 @@ async def served(layout: str | None, captures: Path, fault: str = "") -> Any:
         await fleet.stop()
 
 
+async def recovered(engine: Engine, times: int) -> None:
+    async with asyncio.timeout(60.0):
+        while [event["kind"] for event in engine.snapshot().events].count("recovered") < times:
+            await asyncio.sleep(0.02)
+
+
+async def _tokens(stream: TokenStream) -> list[int]:
+    tokens: list[int] = []
+    async for event in stream:
+        tokens.extend(event.tokens)
+    assert event.finish is FinishReason.LENGTH, event
+    return tokens
+
+
 async def tokens_of(engine: Engine) -> list[list[int]]:
     """What the three prompts are answered with, at the same time."""
-
-    async def read(stream: TokenStream) -> list[int]:
-        tokens: list[int] = []
-        async for event in stream:
-            tokens.extend(event.tokens)
-        assert event.finish is FinishReason.LENGTH, event
-        return tokens
 
     streams = [
         engine.submit(GenerateCall(f"r{n}", prompt, Sampling(temperature=0.0), LENGTH, frozenset()))
         for n, prompt in enumerate(CALLS)
     ]
-    return list(await asyncio.gather(*map(read, streams)))
+    return list(await asyncio.gather(*map(_tokens, streams)))
 
 
 @pytest.fixture(scope="module")
@@ -179,5 +187,56 @@ def test_a_rank_that_waits_in_vain_is_not_named_for_the_one_that_it_waits_for(
             assert lost["rank"] == 1 and "was stopped and kept rank " in lost["text"]
             waits = json.loads((Path(lost["folder"]) / "event.json").read_text())["waits"]
             assert waits and all(wait["rank"] != 1 for wait in waits)
+
+    run_once(main)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_rank_that_is_slow_is_no_loss(run_once: Run, alone: list[list[int]], tmp_path: Path, layout: str) -> None:
+    """It stands for most of what a plan may take, and the others wait for it as long."""
+
+    async def main() -> None:
+        fault = "rank=1,step=decode,nth=2,action=delay:2000"
+        async with served(layout, tmp_path, fault, timeout_s=5.0) as (engine, _):
+            assert await tokens_of(engine) == alone
+            assert engine.snapshot().events == ()
+
+    run_once(main)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_stream_survives_any_number_of_stops_from_outside(
+    run_once: Run, alone: list[list[int]], tmp_path: Path, layout: str
+) -> None:
+    """The request is alone in flight and comes past no place in between: what nobody computes cannot be its fault."""
+
+    async def main() -> None:
+        async with served(layout, tmp_path, "rank=2,step=prefill,action=stop") as (engine, fleet):
+            stream = engine.submit(GenerateCall("r", CALLS[2], Sampling(temperature=0.0), LENGTH, frozenset()))
+            reading = asyncio.create_task(_tokens(stream))
+            for times in (1, 2):
+                await recovered(engine, times)
+                if times < 2:
+                    os.kill(fleet.ranks[2].pid, signal.SIGSTOP)
+            assert await reading == alone[2]
+            losses = [event for event in engine.snapshot().events if event["kind"] == "worker_lost"]
+            assert [loss["rank"] for loss in losses] == [2, 2]
+            assert all("was stopped" in loss["text"] for loss in losses), losses
+
+    run_once(main)
+
+
+def test_a_stopped_rank_is_found_long_before_a_slow_one_would_be(
+    run_once: Run, monkeypatch: pytest.MonkeyPatch, alone: list[list[int]], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("homeserve.fleet.life.STOPPED_S", 0.5)
+    monkeypatch.setattr("homeserve.fleet.life.LOOK_PERIOD_S", 0.1)
+
+    async def main() -> None:
+        fault = "rank=1,step=decode,nth=3,action=stop"
+        async with served("pipeline", tmp_path, fault, timeout_s=3600.0) as (engine, _):
+            assert await tokens_of(engine) == alone
+            lost = engine.snapshot().events[0]
+            assert lost["rank"] == 1 and "was stopped" in lost["text"]
 
     run_once(main)
