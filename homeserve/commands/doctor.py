@@ -1,6 +1,9 @@
 """Say what was found on this machine, what homeserve will use of it, and what is missing.
 
 Exit code 0 unless something is missing without which no server starts.
+
+`--flip-drill` tries something instead: whether an answer survives that the layout of several ranks changes under it. It
+does so on the server at --url, on a running one that can flip, or on one of its own; exit code 3 if it does not.
 """
 
 from __future__ import annotations
@@ -22,15 +25,18 @@ from budget.facts import HostFacts
 from budget.host import read_host
 from homeserve.commands.announce import cores_text
 from homeserve.errors import HomeserveError, SettingError
-from homeserve.settings import Settings, cache_dir, resolve
+from homeserve.settings import Settings, cache_dir, flag, resolve
 
 if TYPE_CHECKING:
     import argparse
+
+    from homeserve.commands.drill import Report
 
 GIB = 1 << 30
 MIB = 1 << 20
 
 _PYTHON = (3, 11)
+DRILL_FAILED = 3
 _TEXT_AT = 21
 """The column of what is said of a check."""
 _SHARED_MEMORY_BYTES = 32 * MIB
@@ -56,9 +62,24 @@ class Check:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print {checks: [{name, ok, why, fix}]}")
+    drill = parser.add_argument_group("Drill")
+    drill.add_argument("--flip-drill", action="store_true", help="have an answer survive a flip there, and one back")
+    drill.add_argument("--round-trip", action="store_true", help="both flips under one answer")
+    drill.add_argument("--url", metavar="URL", help="the server to try it on, such as http://127.0.0.1:8000")
+    drill.add_argument(
+        "--model", metavar="MODEL", help="for a server of the drill's own (default: the model that counts)"
+    )
+    drill.add_argument("--api-key-file", metavar="FILE", help="its first key is sent")
 
 
 def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    if args.flip_drill:
+        return _drill(args, environ)
+    for name in ("round_trip", "url", "model", "api_key_file"):
+        if getattr(args, name):
+            raise SettingError(
+                f"{flag(name)}: is of --flip-drill", field=name, fix="say --flip-drill too, or leave it out"
+            )
     checks = list(examine(environ, Path.cwd()))
     bad = any(check.fatal and not check.ok for check in checks)
     if args.json:
@@ -72,6 +93,45 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         print(lines_of(check, width))
     print("\n" + verdict(checks))
     return 2 if bad else 0
+
+
+def _drill(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    from homeserve.commands.drill import run as drill
+
+    report = drill(args, environ)
+    checks = drill_checks(report)
+    if args.json:
+        told = {"schema": 1, "ok": not report.faults, "checks": [check.as_json() for check in checks]}
+        print(json.dumps(told | {"drill": report.as_json()}))
+    else:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+        for check in checks:
+            print(lines_of(check, width))
+        print("\n" + ("the answer did not survive: see FAIL above" if report.faults else "the answer survived"))
+    return DRILL_FAILED if report.faults else 0
+
+
+def drill_checks(report: Report) -> list[Check]:
+    """A line for each flip, one for the answer, and one for what each rank held meanwhile."""
+    checks = []
+    for leg in report.legs:
+        took = "" if leg.total_ms is None else f" in {leg.total_ms:.0f} ms"
+        why = f"{leg.state}{took}, {leg.watermark} characters into the answer" + (
+            f": {leg.reason}" if leg.reason else ""
+        )
+        checks.append(Check(f"to {leg.to}", leg.state == "committed", why, fatal=True))
+    answer = "; ".join(report.faults) or f"right past every flip, by {report.measure}"
+    checks.append(Check("answer", not report.faults, answer, "see docs/FLIP.md", fatal=True))
+    for peak in report.peaks:
+        held, allowed = peak["peak_mib"], peak["ledger_mib"]
+        fits = allowed is None or held <= allowed
+        why = f"held {held:.1f} MiB at most while the layout changed; the plan has {_mib(allowed)} for that moment"
+        checks.append(Check(f"rank {peak['rank']}", fits, why))
+    return checks
+
+
+def _mib(size: float | None) -> str:
+    return "nothing" if size is None else f"{size:.1f} MiB"
 
 
 def lines_of(check: Check, width: int) -> str:

@@ -31,6 +31,8 @@ from homeserve.commands.temporary import TemporaryServer
 from homeserve.errors import SettingError
 
 if TYPE_CHECKING:
+    import argparse
+
     import aiohttp
 
 LEAD, MARGIN = 20, 40
@@ -241,16 +243,15 @@ def _settled(judge: Judge, text: str, *, goal: int) -> bool:
 # --------------------------------------------------------------------------------------------------------- the command
 
 
-def run(args: Any, environ: Mapping[str, str]) -> tuple[Report, bool]:
-    """The drill on `--url`, on a running server that can flip, or on one of its own; and whether it was its own. Raises
-    HomeserveError where there is nothing to try it on."""
+def run(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
+    """The drill on `--url`, on a running server that can flip, or on one of its own. Raises HomeserveError where there
+    is nothing to try it on."""
     key = first_key(args.api_key_file, environ)
     if args.url and args.model:
         raise SettingError("--model is for a server of the drill's own, and --url names one", field="url")
-    urls = [args.url] if args.url else [] if args.model else running_urls(environ)
-    for url in urls:
+    for url in [args.url] if args.url else [] if args.model else running_urls(environ):
         try:
-            return asyncio.run(drill(url, key, round_trip=args.round_trip)), False
+            return asyncio.run(drill(url, key, round_trip=args.round_trip))
         except CannotDrill as error:
             if args.url:
                 raise
@@ -260,7 +261,7 @@ def run(args: Any, environ: Mapping[str, str]) -> tuple[Report, bool]:
         server = TemporaryServer(model, FLAGS)
         stack.callback(server.stop)
         print(f"starting a server of two ranks for {model or 'the default model'} …", file=sys.stderr, flush=True)
-        return asyncio.run(drill(server.start(), None, round_trip=args.round_trip)), True
+        return asyncio.run(drill(server.start(), None, round_trip=args.round_trip))
 
 
 def fixture_path() -> str | None:
