@@ -28,8 +28,8 @@ BIN = Path(sys.executable).parent
 
 FOLDERS = {
     "fast": ("contract", "unit"),
-    "full": ("contract", "unit", "kernel", "process", "model", "server"),
-    "slow": ("contract", "unit", "kernel", "process", "model", "server"),
+    "full": ("contract", "unit", "kernel", "process", "model", "flip", "server"),
+    "slow": ("contract", "unit", "kernel", "process", "model", "flip", "server"),
 }
 FOLDER_LIMIT_S = {"fast": 600, "full": 1500, "slow": 3 * 3600}
 """The longest that one folder may take; a hang of pytest itself ends here."""

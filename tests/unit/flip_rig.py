@@ -79,6 +79,7 @@ class FakeLayouts:
         self.done: list[str] = []
         self.why_not = ""
         self.short: dict[str, int] = {}
+        self.computes: Program | None = None
         self.wrong: str | None = None
         """A call that raises."""
 
@@ -97,7 +98,8 @@ class FakeLayouts:
 
     @property
     def program(self) -> Program:
-        raise AssertionError("nobody computes here")
+        assert self.computes is not None, "nobody computes here"
+        return self.computes
 
     def not_ready(self, name: str) -> str:
         return self.why_not

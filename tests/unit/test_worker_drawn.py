@@ -76,3 +76,14 @@ def test_a_plan_that_draws_nothing_sends_nothing_and_is_not_waited_for() -> None
 def test_numbers_of_requests_travel_as_31_bits() -> None:
     assert request_bits(5) == 5
     assert request_bits(2**31 + 5) == 5
+
+
+def test_before_a_flip_all_that_is_owed_is_taken_in_order() -> None:
+    tokens, channels, taken = receiver()
+    for seq in (4, 5):
+        tokens.expect(1, seq, [0, 2])
+    tokens.drain()
+    assert [stamp.seq for stamp in channels.received] == [4, 5] and len(taken) == 4
+    tokens.drain()
+    tokens.before(6, [0])
+    assert len(channels.received) == 2, "nothing is owed any more"

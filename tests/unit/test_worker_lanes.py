@@ -270,3 +270,47 @@ def test_a_rank_that_looks_up_no_rows_need_not_know_tokens_and_keeps_no_counts()
     run(table, start(0, 10, [1, 2, 3], [5], COUNTED), drawn=AWAITED)
     assert table[0].counts is None
     assert len(table.batch((LaneRows(0, 10, 3, b"", sample=True),))[0].tokens) == 1
+
+
+# ------------------------------------------------------------------------------------------------------- another layout
+
+
+def test_when_the_layout_changes_pages_are_found_where_they_lie_now() -> None:
+    places = own_pages((20 * PAGE_LEN,), (2, 1), 1)
+    table = lanes()
+    run(table, start(0, 10, [1] * 30, [5, 2]))
+    run(table, start(2, 11, [1, 2], [8]))
+    table.turn(places, embeds=False)
+    assert table.tables[0, 0, :2].tolist() == [5, 2] and table.local[0, 0, :2].tolist() == [1, 0]
+    rows = (LaneRows(0, 10, 30, pack_ints([7, 8, 9]), pack_ints([6])), LaneRows(2, 11, 2, pack_ints([4])))
+    work = plan(*rows)
+    table.check(work)
+    table.apply(work)
+    batch, _ = table.batch(work.rows)
+    padding = 7 * PAGE_LEN  # of 20 pages in rounds of three, seven are rank 1's
+    assert batch.slots.tolist() == [[14, 15, padding, 2 * PAGE_LEN + 2]]
+    assert batch.tables[0, 0, :3].tolist() == [1, 0, -1]
+    table.turn(None, embeds=True)
+    batch, _ = table.batch(work.rows)
+    assert batch.slots.tolist() == [[2 * 16 + 14, 2 * 16 + 15, 6 * 16, 8 * 16 + 2]]
+    assert table.local is table.tables
+
+
+def test_lanes_and_their_counts_stay_and_the_next_input_has_to_be_told() -> None:
+    table = lanes()
+    run(table, start(0, 10, [1, 2, 3], [5], COUNTED), drawn=42)
+    table.turn(None, embeds=True)
+    with pytest.raises(LaneRefused, match="no token was drawn that could be its next input"):
+        table.check(plan(LaneRows(0, 10, 3, b"", sample=True)))
+    (group,) = run(table, plan(LaneRows(0, 10, 3, pack_ints([42]), sample=True)))
+    assert group.inputs.tolist() == [42] and table[0].length == 4
+    counts = table[0].counts
+    assert counts is not None and counts.generated()[0].tolist() == [42]
+
+
+def test_a_token_that_was_awaited_under_the_old_layout_is_not_waited_for_under_the_new_one() -> None:
+    table = Lanes(Limits(rows=32, logit_rows=8, lanes=1, lane_pages=4), vocab=100, pool_pages=(20,), draws=False)
+    run(table, start(0, 10, [1, 2, 3], [5]))
+    table[0].last_token = AWAITED
+    table.turn(None, embeds=True)
+    assert table[0].last_token == UNKNOWN
