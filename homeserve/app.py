@@ -217,7 +217,7 @@ class App:
             acts=ranks.acts,
             unified=ranks.memory_domain == UNIFIED,
             weights_copy=ranks.flip and ranks.memory_domain != UNIFIED and settings.image_spill is None,
-            transit_bytes=0 if limits.flip is None or ranks.memory_domain == UNIFIED else limits.flip.transit_bytes,
+            transit_bytes=ranks.transit_bytes,
             spin_us=ranks.spin_us,
         )
         fleet = Fleet(spec, relay)
@@ -250,7 +250,7 @@ class App:
             weight_vector=ranks.weight_vector,
             token_vector=ranks.token_vector,
             flip=ranks.flip,
-            transit_bytes=plan.flip.transit_file_bytes if ranks.flip else 0,
+            transit_bytes=ranks.transit_bytes,
             image_dir=self._image_folder() if ranks.flip else "",
         )
 

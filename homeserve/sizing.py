@@ -104,6 +104,7 @@ def ranks_of_plan(settings: Settings, plan: Plan, box: Box, cores: Sequence[int]
         acts=largest([act_sizes(plan.shape, ranks, name, rows, plan.running) for name in serving]),
         memory_domain=UNIFIED if settings.memory == UNIFIED and ranks > 1 else DISCRETE,
         flip=flip.fits,
+        transit_bytes=flip.transit_file_bytes,
     )
 
 

@@ -46,6 +46,7 @@ class RankPlan:
     decode_groups   groups of requests that decode in turn, so that every rank of a pipeline has one; of `layout`
     acts            sizes of the memory for what ranks exchange; None with one rank
     memory_domain   discrete: every rank has its own arena and pools
+    transit_bytes   of the memory through which ranks hand each other what moves at a flip
     """
 
     ranks: int
@@ -61,6 +62,7 @@ class RankPlan:
     spin_us: int
     memory_domain: str = DISCRETE
     flip: bool = False
+    transit_bytes: int = 0
 
     @property
     def layouts(self) -> tuple[str, ...]:
@@ -96,6 +98,7 @@ def rank_plan(
     acts: ActSizes | None,
     memory_domain: str = DISCRETE,
     flip: bool = False,
+    transit_bytes: int = 0,
 ) -> RankPlan:
     """The plan of the parts, checked once more. `threads` 0: of several ranks an even part of the `usable` cores, at
     least one. With `flip` the parts of both layouts.
@@ -127,6 +130,7 @@ def rank_plan(
         spin_us=SPIN_US if pinned else 0,
         memory_domain=memory_domain,
         flip=len(serving) > 1,
+        transit_bytes=transit_bytes if len(serving) > 1 and memory_domain != UNIFIED else 0,
     )
 
 

@@ -83,6 +83,9 @@ def test_with_a_flip_there_are_the_parts_of_both_layouts() -> None:
     assert (other.layout, other.layouts) == ("tensor", ("tensor", "pipeline")) and other.ranges == PARTS["ranges"]
     assert (other.plans_in_flight, other.decode_groups) == (4, 1), "the log holds the plans of either"
     assert made(PARTS).layouts == ("pipeline",) and not made(PARTS).flip
+    moving = both | {"transit_bytes": 640}
+    assert made(moving).transit_bytes == 640 and made(PARTS | {"transit_bytes": 640}).transit_bytes == 0
+    assert made(moving | {"memory_domain": "unified"}).transit_bytes == 0, "nothing moves"
     alone = made(ONE | {"flip": True})
     assert not alone.flip and alone.layouts == ("pipeline",)
 
