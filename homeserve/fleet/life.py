@@ -26,6 +26,7 @@ whoever called it is cancelled.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import math
 import signal
@@ -171,13 +172,16 @@ class Life:
                 spec.ranks, spec.acts, unified=spec.unified, copy=spec.weights_copy, transit_bytes=spec.transit_bytes
             )
         except OSError as error:
-            raise WorkerStartError(f"no memory for what ranks exchange: {error.strerror}") from error
+            raise WorkerStartError(
+                f"no memory for what ranks exchange: {error.strerror}", fix="free some memory, or use fewer ranks"
+            ) from error
 
     def _prepared(self, rank: int, plan_memory: Segment) -> RankProcess:
         try:
             return RankProcess(rank, self.spec, plan_memory, self._faults[rank], self._acts)
         except OSError as error:
-            raise WorkerStartError(f"rank {rank} cannot be prepared: {error.strerror}") from error
+            fix = "allow more open files (ulimit -n 1024)" if error.errno == errno.EMFILE else None
+            raise WorkerStartError(f"rank {rank} cannot be prepared: {error.strerror}", fix=fix) from error
 
     def _watch(self, rank: RankProcess, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None

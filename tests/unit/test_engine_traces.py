@@ -214,10 +214,12 @@ class Trace:
             seq, draft = self.flight.popleft()
             self.note(self.scheduler.apply(seq, self.rank.run(draft)))
 
-    def lose(self) -> None:
+    def lose(self, why: str = "", *, outside: bool = False) -> list[Emit]:
         self.flight.clear()
         self.rank = self.new_rank()
-        self.note(self.scheduler.lose_fleet())
+        emits = self.scheduler.lose_fleet(None, why, outside=outside)
+        self.note(emits)
+        return emits
 
     def abort(self) -> None:
         open_now = self.scheduler.open_sequences()
@@ -415,8 +417,22 @@ def test_a_request_alone_in_flight_at_two_deaths_in_a_row_is_failed() -> None:
     trace.lose()
     assert not trace.finish
     trace.issue()
-    trace.lose()
+    emits = trace.lose("rank 1 was killed by SIGKILL while it owed plan 2 (prefill)")
     assert list(trace.finish.values()) == [FinishReason.ERROR]
+    assert [emit.error for emit in emits] == [
+        "the worker died each time it was computed, 2 times alone; the last time: rank 1 was killed by SIGKILL while it"
+        " owed plan 2 (prefill)"
+    ]
+
+
+def test_deaths_that_no_request_can_bring_about_are_no_strikes() -> None:
+    trace = Trace(2, kv_tokens=1024, running=2, plans_in_flight=2, chunk=16)
+    trace.submit()
+    for outside in (True, True, False, True):  # one strike, and one alone fails nobody
+        trace.issue()
+        trace.lose(outside=outside)
+    trace.finish_all()
+    assert FinishReason.ERROR not in trace.finish.values()
 
 
 def test_a_death_with_many_in_flight_blames_nobody() -> None:
