@@ -85,7 +85,6 @@ class RankPeaks:
     def __init__(self, root: str | Path = "/") -> None:
         self.taken = 0
         self._root = Path(root)
-        self._before: dict[int, int] = {}
         self._most: dict[tuple[int, str], Peak] = {}
 
     def take(self, at_s: float, step: FlipStep) -> None:
@@ -94,9 +93,6 @@ class RankPeaks:
         for rank, pid in step.pids:
             held = self._private_bytes(pid)
             if held is None:
-                continue
-            if not step.moment:
-                self._before[rank] = held
                 continue
             known = self._most.get((rank, step.moment))
             if known is None or held > known.most:
@@ -125,9 +121,8 @@ class RankPeaks:
             if of == rank
         ]
         nearest = max(moments, key=lambda each: each["peak_mib"] - (each["ledger_mib"] or 0.0))  # type: ignore[operator]
-        before = self._before.get(rank)
-        told = {"rank": rank, "before_mib": None if before is None else round(before / MIB, 2)}
-        return told | {name: nearest[name] for name in ("peak_mib", "ledger_mib", "moment")} | {"moments": moments}
+        told = {name: nearest[name] for name in ("peak_mib", "ledger_mib", "moment")}
+        return {"rank": rank, **told, "moments": moments}
 
     def _private_bytes(self, pid: int) -> int | None:
         """Resident, without what files and shared memory back."""
@@ -254,7 +249,7 @@ class CorridorSampler:
                 free = ()
             flip, at_s = self._flip, self._clock() - self._began
             begun = self._corridor.sample(at_s, self._phase() if flip is None else flip.phase, free)
-            if flip is not None:
+            if flip is not None and flip.moment:
                 self._peaks.take(at_s, flip)
         for breach in begun:
             self._tell(breach)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from budget.corridor import Breach
 from budget.facts import MIB
 from budget.flip import COMMIT, PREPARE
-from budget.host_lines import KV, STATE, WEIGHTS, WORKER_PROCESSES, of_rank
+from budget.host_lines import KV, STATE, WEIGHTS, WEIGHTS_COPY, WORKER_PROCESSES, of_rank
 from homeserve.corridor import CorridorSampler, FlipStep, HostFree, words
 from homeserve.layouts.ranks import UNIFIED
 from homeserve.measure import MeasuredBudget, Members, Region, Worker
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from homeserve.engine.engine import Engine
 
 UNTOLD_MAX = 16
+HUGE_PAGE = 2 * MIB
 _TOGETHER = (WEIGHTS, KV, STATE)
-"""Lines that ranks of one memory hold together."""
+"""Lines that ranks of one memory hold together; a copy of the weights is held together in any case."""
 _DRAINING, _CHANGING = "draining", ("committing", "checking")
 """Steps of a flip (`engine.flip.FlipState`): before anything is packed, and from where the other layout's pools are."""
 
@@ -92,7 +93,7 @@ class MemoryWatch:
         together = _TOGETHER if ranks is not None and ranks.memory_domain == UNIFIED else ()
 
         def region(rank: int, line: str, address: int, size: int) -> Region:
-            own = several and line not in together
+            own = several and line not in (*together, WEIGHTS_COPY)
             return Region(of_rank(line, rank) if own else line, address, size)
 
         workers = tuple(
@@ -137,10 +138,14 @@ class MemoryWatch:
 
 def flip_bytes(plan: Plan) -> dict[tuple[int, str], int]:
     """What each rank may hold by itself at each moment of a flip, its process included. Lines that ranks hold together
-    lie in shared memory, and are no rank's own."""
+    lie in shared memory, and are no rank's own; of its own ones each is a mapping, in whole huge pages."""
     process = sum(line.bytes for line in plan.lines if line.name == WORKER_PROCESSES) // len(plan.ranks)
-    peaks = plan.flip.peaks.items()
-    return {(rank, moment): size + process for moment, of_ranks in peaks for rank, size in enumerate(of_ranks)}
+    allowed = {}
+    for rank in range(len(plan.ranks)):
+        mappings = len({line.name for line in plan.lines if line.name.endswith(of_rank("", rank))})
+        for moment, of_ranks in plan.flip.peaks.items():
+            allowed[rank, moment] = of_ranks[rank] + process + mappings * HUGE_PAGE
+    return allowed
 
 
 def return_freed_heap() -> None:
