@@ -21,7 +21,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -337,7 +337,11 @@ class WeightHome:
 
     copy      one packed copy of the whole model in `weights_fd`, which all ranks fill together and read from
     images    what the arena holds in each layout, kept by this rank: the next one in memory, the other in `folder`
-    unified   the copy is what programs run on: nothing is filled; `kv_fd` and `state_fd` hold the pools of all ranks
+              (empty: both in memory)
+
+    In unified memory nothing is filled: there each layout is a bind over `Shared` and `PoolParts`, and this is not
+    needed. `at` is told of the steps `spill` and `promote` of an image while it is half on its way; true spoils what
+    the step makes, and an OSError is the step's own (faults for tests).
     """
 
     kind: str
@@ -346,8 +350,8 @@ class WeightHome:
     ops: Sequence[Op] = ()
     weights: Mapping[str, TensorView] = field(default_factory=dict)
     weights_fd: int = -1
-    kv_fd: int = -1
     folder: str = ""
+    at: Callable[[str], bool] = lambda step: False
 
 
 @dataclass(frozen=True)
@@ -427,6 +431,10 @@ class Layouts(Protocol):
 
     def activate(self, name: str) -> None:
         """From here on `program` is that of `name`."""
+        ...
+
+    def arena_digest(self) -> int:
+        """Of the active layout's weights, read from where its program reads them; 0 where none are ever filled in."""
         ...
 
     def memory_lines(self) -> Mapping[str, int]:

@@ -15,8 +15,9 @@ transit memory, so a payload that changed on its way, was cut short, or is of an
 memory of the source is given back before that of the target is mapped: there is never room for both.
 
 **A commit is not undone.** When a part of it fails the rank is between two layouts; it says so, runs nothing any more,
-and the fleet begins again. At its end what lies in the pools is read once more, into the transit memory from where it
-came, and has to have the digest of what was sent.
+and the fleet begins again. At its end all is read once more from where it lies now: the weights, which may be filled in
+a second time, and the rows, into the place in the transit memory from where they came. Both must have the digest of
+what was to come.
 
 An *epoch* numbers layouts: an order is followed only if its epoch is larger than any that this rank has seen, and a
 commit only for the very flip that was prepared and compared. Rows are not computed between a prepare and its end:
@@ -25,20 +26,19 @@ they would be in no payload.
 
 from __future__ import annotations
 
-import mmap
-import os
-import sys
+import ctypes
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from backends.base import PAGE_LEN, Layouts, PoolRuns
+from backends.base import PAGE_LEN, Layouts, PoolRuns, Refilled
 from homeserve.layouts.moves import FlipGeometry, Moves, Payload, live_of, moves
 from homeserve.layouts.share import PIPELINE, TENSOR
 from homeserve.layouts.transition import Toward
 from homeserve.wire.records import PACK, VERIFY, FlipAnswer, FlipDigest, FlipOrder
 from homeserve.worker.faults import FaultPoint
+from homeserve.worker.transit import Transit
 
 TOWARD = {PIPELINE: Toward.PIPELINE, TENSOR: Toward.TENSOR}
 Pair = tuple[int, int]
@@ -50,31 +50,6 @@ class FlipRefused(Exception):
 
 class FlipBroken(Exception):
     """This rank is between two layouts."""
-
-
-class Transit:
-    """The memory through which the ranks of one life hand each other payloads: sparse, and of `nbytes`. A rank has the
-    system hold what it is about to write; the engine gives all of it back behind the flip."""
-
-    def __init__(self, fd: int, nbytes: int) -> None:
-        self.nbytes = nbytes
-        self._fd = fd
-        self._mapped = mmap.mmap(fd, nbytes) if nbytes else None
-
-    def reserve(self, offset: int, nbytes: int) -> None:
-        """Raises OSError where the system has no room."""
-        if sys.platform == "linux":
-            os.posix_fallocate(self._fd, offset, nbytes)
-
-    def view(self, offset: int, nbytes: int) -> memoryview:
-        """Not to be kept: it holds the mapping open."""
-        assert self._mapped is not None and 0 <= offset <= offset + nbytes <= self.nbytes, "checked against the plan"
-        return memoryview(self._mapped)[offset : offset + nbytes]
-
-    def close(self) -> None:
-        if self._mapped is not None:
-            self._mapped.close()
-            self._mapped = None
 
 
 @dataclass
@@ -284,11 +259,14 @@ class RankFlip:
         with watch.part("write_state"):
             self._write(due, to, "commit.write_state")
         with watch.part("refill"):
-            faults.damaging("commit.refill")
+            spoilt = faults.at("commit.refill")
             refilled = layouts.refill(to)
             layouts.activate(to)
+            if spoilt and not self._spoil_arena(refilled):
+                faults.corrupts = True
         with watch.part("verify"):
             faults.damaging("commit.verify")
+            refilled = self._settled(refilled, to)
             self._read_back(due, to, digests)
         with watch.part("rebind"):
             faults.damaging("commit.rebind")
@@ -322,6 +300,28 @@ class RankFlip:
                 self._layouts.write(to, runs, view)
                 wrote = True
         self._faults.corrupts |= spoilt and not wrote
+
+    def _settled(self, refilled: Refilled, to: str) -> Refilled:
+        """The arena as it is read by programs is what was filled in; once more from its source where it is not."""
+        if self._layouts.arena_digest() == refilled.digest:
+            return refilled
+        again = self._layouts.refill(to)
+        found = self._layouts.arena_digest()
+        if found != again.digest:
+            raise FlipBroken(
+                f"the weights of the {to} layout have the digest {found:016x} where they lie, {again.digest:016x} was"
+                " filled in, twice"
+            )
+        return Refilled(again.nbytes, refilled.tries + again.tries, again.digest)
+
+    def _spoil_arena(self, refilled: Refilled) -> bool:
+        """For a fault of tests: one bit of the first weight turns. False where no arena was filled."""
+        regions = self._layouts.memory_regions() if refilled.nbytes else ()
+        for region in regions:
+            if region.line == "weights":
+                ctypes.c_uint8.from_address(region.address).value ^= 1
+                return True
+        return False
 
     def _read_back(self, due: list[Payload], to: str, digests: Mapping[Pair, int]) -> None:
         """What lies in the pools now is what was sent."""

@@ -42,11 +42,12 @@ from homeserve.errors import BudgetError, SettingError, UnsupportedModel, told_o
 from homeserve.layouts.share import PIPELINE, TENSOR, Share
 from homeserve.wire.records import Boot, LoadSpec, RankFacts
 from homeserve.worker.faults import FaultPoint
-from homeserve.worker.flip import RankFlip, Transit
+from homeserve.worker.flip import RankFlip
 from homeserve.worker.flipping import checked_geometry
 from homeserve.worker.lanes import Lanes
 from homeserve.worker.places import PagePlaces, own_pages, shared_pages
 from homeserve.worker.side import InPlace, Side
+from homeserve.worker.transit import Transit
 
 if TYPE_CHECKING:
     from homeserve.checkpoint import Checkpoint

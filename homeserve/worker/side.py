@@ -90,6 +90,9 @@ class InPlace:
     def activate(self, name: str) -> None:
         self.active = name
 
+    def arena_digest(self) -> int:
+        return 0
+
     def memory_lines(self) -> Mapping[str, int]:
         lines: dict[str, int] = {}
         for held in self._held:

@@ -7,6 +7,7 @@ The same script runs on one rank, where a flip does nothing: what the tokens mus
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -167,6 +168,24 @@ class Play:
                 await self._changed.wait()
         assert not self.losses, self.losses
         return self.results.pop(seq)
+
+    async def again(self) -> None:
+        """Another life, behind a loss: nothing of the requests is left, and epochs go on."""
+        await self.fleet.restart()
+        self.losses.clear()
+        self.results.clear()
+        self.requests.clear()
+        self.saved.clear()
+        self.layout = self.load_spec.layout
+        self.flips += 1
+        self.epoch = self.flips
+
+    def lies_in_transit(self) -> int:
+        """Bytes of memory that the transit memory takes now."""
+        life = self.fleet._life
+        assert life is not None and life._acts is not None
+        fd = life._acts.transit_fd
+        return os.fstat(fd).st_blocks * 512 if fd >= 0 else 0
 
     # ---------------------------------------------------------------------------------------------------- requests
 

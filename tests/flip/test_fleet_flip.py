@@ -4,11 +4,16 @@ those of one rank that knows no layouts."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from flip_fleet import LANES, Play
 
+from homeserve.wire.faults import PREPARE_STEPS
+from homeserve.wire.records import Result
+
+MEMORY = ("discrete", "unified")
 Run = Callable[[Callable[[], Awaitable[None]]], None]
 LENGTHS = (20, 45, 3)
 PROMPTS = [
@@ -56,7 +61,7 @@ async def alone(model: str) -> list[list[int]]:
     return ALONE[model]
 
 
-@pytest.mark.parametrize("unified", [False, True], ids=["discrete", "unified"])
+@pytest.mark.parametrize("unified", [False, True], ids=MEMORY)
 @pytest.mark.parametrize("model", MODELS)
 def test_requests_go_on_over_four_flips_as_on_one_rank(run: Run, model: str, unified: bool) -> None:
     async def main() -> None:
@@ -64,5 +69,142 @@ def test_requests_go_on_over_four_flips_as_on_one_rank(run: Run, model: str, uni
         async with Play(model, ranges=RANGES, unified=unified, **MODELS[model]) as play:
             assert await script(play) == wanted
             assert play.flips == 4 and play.layout == "pipeline"
+
+    run(main)
+
+
+# ----------------------------------------------------------------------------------------- what a flip is given up for
+
+
+async def started(play: Play) -> None:
+    """One prompt whose answer has begun, and one that is half computed."""
+    play.begin(1, 0, PROMPTS[0])
+    await play.run(20)
+    play.begin(2, 2, PROMPTS[1])
+    await play.run(16)
+
+
+async def finished(play: Play) -> list[list[int]]:
+    for _ in range(6):
+        await play.run(16)
+    return [play.answer(number) for number in (1, 2)]
+
+
+UNDISTURBED: dict[str, list[list[int]]] = {}
+
+
+async def undisturbed(model: str) -> list[list[int]]:
+    if model not in UNDISTURBED:
+        async with Play(model, 1, **MODELS[model]) as play:
+            await started(play)
+            UNDISTURBED[model] = await finished(play)
+    return UNDISTURBED[model]
+
+
+def told(results: tuple[Result, ...]) -> list[bool]:
+    return [result.ok for result in results]
+
+
+@pytest.mark.parametrize("unified", [False, True], ids=MEMORY)
+@pytest.mark.parametrize("step", PREPARE_STEPS)
+def test_h13_one_no_gives_a_flip_up_and_serving_goes_on(run: Run, step: str, unified: bool) -> None:
+    async def main() -> None:
+        wanted = await undisturbed(HYBRID)
+        fault = f"rank=1,step={step},action=refuse"
+        async with Play(HYBRID, ranges=RANGES, unified=unified, fault=fault) as play:
+            await started(play)
+            order = play.order()
+            results = await play.pack(order)
+            if all(told(results)):
+                results = await play.verify(order, results)
+            assert told(results) == [True, False, True] and step in results[1].reason
+            await play.abandon(order)
+            assert play.losses == [] and play.layout == "pipeline" and play.lies_in_transit() == 0
+            await play.flip()
+            assert await finished(play) == wanted and play.layout == "tensor"
+
+    run(main)
+
+
+@pytest.mark.parametrize("step", ["prepare.pack", "prepare.exchange", "prepare.digest"])
+def test_a_byte_that_turned_on_its_way_gives_a_flip_up(run: Run, step: str) -> None:
+    async def main() -> None:
+        wanted = await undisturbed(HYBRID)
+        async with Play(HYBRID, ranges=RANGES, fault=f"rank=0,step={step},action=corrupt") as play:
+            await started(play)
+            order = play.order()
+            packed = await play.pack(order)
+            assert all(told(packed))
+            compared = await play.verify(order, packed)
+            assert "has the digest" in next(result.reason for result in compared if not result.ok)
+            await play.abandon(order)
+            await play.flip()
+            assert await finished(play) == wanted
+
+    run(main)
+
+
+@pytest.mark.parametrize("unified", [False, True], ids=MEMORY)
+def test_after_a_flip_nothing_lies_in_the_transit_memory(run: Run, unified: bool) -> None:
+    async def main() -> None:
+        async with Play(HYBRID, ranges=RANGES, unified=unified) as play:
+            await started(play)
+            order = play.order()
+            packed = await play.pack(order)
+            moved = sum(each.nbytes for result in packed if result.flip for each in result.flip.digests)
+            assert moved == 0 if unified else 0 < moved <= play.lies_in_transit()
+            await play.verify(order, packed)
+            answers = await play.commit(order)
+            assert play.lies_in_transit() == 0
+            sent, received, local = (
+                sum(getattr(answer, name) for answer in answers)
+                for name in ("sent_bytes", "received_bytes", "local_bytes")
+            )
+            assert sent == received and sent + local == moved
+
+    run(main)
+
+
+def test_more_than_the_transit_memory_is_a_no(run: Run) -> None:
+    async def main() -> None:
+        async with Play(DENSE, ranges=RANGES, transit_bytes=4096) as play:
+            await started(play)
+            results = await play.pack(play.order())
+            assert all("bytes are to move, the transit memory has 4096" in result.reason for result in results)
+
+    run(main)
+
+
+# ------------------------------------------------------------------------------------------------- what ends a life
+
+
+@pytest.mark.parametrize("unified", [False, True], ids=MEMORY)
+@pytest.mark.parametrize(
+    ("rank", "fault"),
+    [
+        (0, "step=prepare.pack,action=kill"),
+        (2, "step=commit.release,action=kill"),
+        (1, "step=commit.map,action=refuse"),
+        (2, "step=commit.rebind,action=enospc"),
+        (1, "step=commit.rebind,action=corrupt"),
+    ],
+)
+def test_a_life_that_ends_in_a_flip_is_told_once_and_the_next_one_rests(
+    run: Run, tmp_path: Path, rank: int, fault: str, unified: bool
+) -> None:
+    async def main() -> None:
+        wanted = await undisturbed(HYBRID)
+        given = f"rank={rank},{fault}"
+        async with Play(HYBRID, ranges=RANGES, unified=unified, fault=given, captures=str(tmp_path)) as play:
+            await started(play)
+            with pytest.raises(AssertionError):
+                await play.flip()
+            (loss,) = play.losses
+            assert loss.rank == rank and loss.folder is not None
+            await play.again()
+            assert play.layout == "pipeline"
+            await started(play)
+            await play.flip()
+            assert await finished(play) == wanted
 
     run(main)

@@ -24,7 +24,8 @@ from homeserve.layouts.transition import StateForm
 from homeserve.wire.faults import parse
 from homeserve.wire.records import PACK, VERIFY, FlipAnswer, FlipDigest, FlipLive, FlipOrder
 from homeserve.worker.faults import FaultPoint
-from homeserve.worker.flip import RankFlip, Transit
+from homeserve.worker.flip import RankFlip
+from homeserve.worker.transit import Transit
 
 OTHER = {PIPELINE: TENSOR, TENSOR: PIPELINE}
 PAGES, SLOTS = 23, 4
@@ -80,6 +81,8 @@ class FakeLayouts:
         self.why_not = ""
         self.short: dict[str, int] = {}
         self.computes: Program | None = None
+        self.arena: list[int] = []
+        """Digests that its next readings give."""
         self.wrong: str | None = None
         """A call that raises."""
 
@@ -141,6 +144,9 @@ class FakeLayouts:
     def activate(self, name: str) -> None:
         self._note("activate")
         self.active = name
+
+    def arena_digest(self) -> int:
+        return self.arena.pop(0) if self.arena else 77
 
     def memory_lines(self) -> dict[str, int]:
         return {}
