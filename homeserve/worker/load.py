@@ -330,7 +330,7 @@ class _Load:
     def _home(self, whole: Bound | None) -> WeightHome:
         boot = self._boot
         if self._spec.image_dir or whole is None:
-            return WeightHome("images", boot.rank, boot.ranks, folder=self._spec.image_dir)
+            return WeightHome("images", boot.rank, boot.ranks, folder=self._spec.image_dir, at=self._faults.at)
         return WeightHome("copy", boot.rank, boot.ranks, *_run(whole), weights_fd=boot.weights_fd)
 
     def _bind_in_place(
