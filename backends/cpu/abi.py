@@ -8,11 +8,23 @@ contract test compares the names here, those in the headers and those that the l
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_char, c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint32, c_void_p
+from ctypes import (
+    POINTER,
+    Structure,
+    c_char,
+    c_char_p,
+    c_float,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 
 OK = 0
 E_LATE = -5
@@ -228,6 +240,12 @@ class BatchRecord(Structure):
     ]
 
 
+class Pieces(Structure):
+    """`hs_pieces`: memory that stands in a stream, piece by piece."""
+
+    _fields_ = [("places", c_void_p), ("ends", c_void_p), ("count", c_int64), ("chunk", c_int64)]
+
+
 class Stamp(Structure):
     """`hs_stamp`: which exchange a message belongs to."""
 
@@ -331,7 +349,18 @@ class Merge(Structure):
     ]
 
 
-STRUCTS: tuple[type[Structure], ...] = (Matrix, Part, Stack, Experts, Delta, Step, KvGroup, ProgramRecord, BatchRecord)
+STRUCTS: tuple[type[Structure], ...] = (
+    Matrix,
+    Part,
+    Stack,
+    Experts,
+    Delta,
+    Step,
+    KvGroup,
+    ProgramRecord,
+    BatchRecord,
+    Pieces,
+)
 COLLECTIVE_STRUCTS: tuple[type[Structure], ...] = (Stamp, Exchange, Mail, Channel, ActPart, Act, Merge)
 
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
@@ -342,6 +371,10 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "hs_map": (c_void_p, [c_size_t, c_int32, c_char_p, POINTER(c_int32)]),
     "hs_unmap": (None, [c_void_p, c_size_t]),
     "hs_commit": (c_int32, [c_void_p, c_void_p, c_size_t]),
+    "hs_release": (c_int32, [c_void_p, c_size_t]),
+    "hs_pack": (c_int32, [c_void_p, POINTER(Pieces), c_void_p, POINTER(c_uint64)]),
+    "hs_unpack": (c_int32, [c_void_p, POINTER(Pieces), c_void_p]),
+    "hs_digest": (c_uint64, [c_void_p, c_void_p, c_size_t]),
     "hs_team_create": (c_void_p, [c_int32, POINTER(c_int32), c_int32, c_int32, POINTER(c_int32)]),
     "hs_team_destroy": (None, [c_void_p]),
     "hs_packed_bytes": (c_size_t, [c_int32, c_int32, c_int32]),

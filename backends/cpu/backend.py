@@ -18,6 +18,7 @@ from backends.base import (
     NO_STATES,
     AddGated,
     Batch,
+    Binding,
     Capability,
     Collective,
     DeviceFacts,
@@ -40,15 +41,17 @@ from backends.base import (
     StatePool,
     SumRows,
     TensorView,
+    WeightHome,
 )
 from backends.cpu import abi, capability, cores, delta, exchanges, levels
 from backends.cpu.collective import CpuCollective
-from backends.cpu.load import Onward, load_weights
+from backends.cpu.layouts import CpuLayouts
+from backends.cpu.load import load_weights
 from backends.cpu.memory import Mapping as MemoryMapping
 from backends.cpu.memory import SharedMapping, doubles_at, floats_at
 from backends.cpu.pools import CpuPools, all_of, checked_parts
 from backends.cpu.record import Plan, Recorder, check_kv
-from backends.cpu.shared import SharedWeights
+from backends.cpu.shared import SharedWeights, pack_together
 from backends.cpu.widths import padded
 from backends.needs import refuse_missing
 
@@ -115,19 +118,52 @@ class CpuBackend:
         Raises Unsupported with everything that is missing, ValueError where ops, weights and pool do not fit each
         other, MemoryError with the arithmetic. Nothing refers to `weights` afterwards.
         """
+        assert shared is None or collective is not None, "ranks that share memory meet in an exchange"
+        together = SharedWeights(self.library, shared) if shared is not None else None
+        plan = self._plan(ops, weights, kv, limits, states, collective, together)
+        if parts is not None:
+            checked_parts(parts, kv, states)
+        return CpuProgram(self, plan, progress, together, parts)
+
+    def bind_layouts(
+        self,
+        bindings: Sequence[Binding],
+        limits: Limits,
+        progress: LoadProgress,
+        collective: Collective,
+        home: WeightHome,
+    ) -> CpuLayouts:
+        """Plan every layout, fill the arena once with each, record every program (`backends.cpu.layouts`)."""
+        assert isinstance(collective, CpuCollective), "CPU ranks exchange through shared memory"
+        plans = {
+            each.name: self._plan(each.ops, each.weights, each.kv, limits, each.states, collective) for each in bindings
+        }
+        return CpuLayouts(self, bindings, plans, collective, home, progress)
+
+    def program(self, plan: Plan, progress: LoadProgress, parts: PoolParts, arena: int) -> CpuProgram:
+        """A program of weights that the caller fills, at address `arena`, and pools of the caller."""
+        return CpuProgram(self, plan, progress, None, parts, arena)
+
+    def _plan(
+        self,
+        ops: Sequence[Op],
+        weights: Mapping[str, TensorView],
+        kv: KvPool,
+        limits: Limits,
+        states: StatePool,
+        collective: Collective | None,
+        together: SharedWeights | None = None,
+    ) -> Plan:
+        """What a program needs, checked."""
         refuse_missing("cpu", capability.TABLE, ops, weights, kv)
         capability.refuse_shapes("cpu", ops, kv.type)
         capability.refuse_vectors("cpu", ops, weights)
         assert collective is None or isinstance(collective, CpuCollective), "CPU ranks exchange through shared memory"
         exchanges.check(ops, collective)
-        assert shared is None or collective is not None, "ranks that share memory meet in an exchange"
-        together = SharedWeights(self.library, shared) if shared is not None else None
         plan = Plan(self.library, ops, weights, kv, limits, self.threads, states, collective, together)
         check_kv(plan)
         delta.check(ops, states)
-        if parts is not None:
-            checked_parts(parts, kv, states)
-        return CpuProgram(self, plan, progress, together, parts)
+        return plan
 
     def close(self) -> None:
         """Stop the threads. Programs must be closed before."""
@@ -146,6 +182,7 @@ class CpuProgram:
         progress: LoadProgress,
         together: SharedWeights | None = None,
         parts: PoolParts | None = None,
+        arena: int | None = None,
     ) -> None:
         self._backend = backend
         self._library = backend.library
@@ -154,45 +191,30 @@ class CpuProgram:
         self._own_pools: CpuPools | None = None
         try:
             if together is not None:
-                self._share_weights(plan, together, progress)
-            self._place(plan, progress, parts)
+                assert plan.collective is not None, "checked at bind"
+                self._shared.append(
+                    pack_together(self._library, backend.team, together, plan.collective, "weights", progress)
+                )
+            self._place(plan, progress, parts, arena)
         except BaseException:
             self.close()
             raise
 
-    def _share_weights(self, plan: Plan, together: SharedWeights, progress: LoadProgress) -> None:
-        """Pack this rank's part of the weights of all. Ranks meet again and again, so that none waits long for another
-        however long the load takes, and at the end all is packed."""
-        assert plan.collective is not None, "checked at bind"
-        part = [] if together.packed else together.my_part()
-        arithmetic = f"{len(together.stored)} tensors of the whole model, packed"
-        filled = 0, sum(stored.size for stored in part)
-        mapping = SharedMapping(self._library, together.weights_fd, together.size, "weights", arithmetic, filled)
-        self._shared.append(mapping)
-        together.arena.place(mapping.address)
-        if together.packed:
-            return
-        total, done = sum(stored.source_bytes for stored in part), 0
-        for some in together.meetings(part):
-            load_weights(self._library, self._backend.team, some, Onward(progress, done, total))
-            done += sum(stored.source_bytes for stored in some)
-            together.meet(plan.collective)
-
-    def _place(self, plan: Plan, progress: LoadProgress, parts: PoolParts | None) -> None:
-        own = plan.weights.own
-        weights = self._map("weights", plan.weights.arena.size, f"{len(own)} tensors, packed")
+    def _place(self, plan: Plan, progress: LoadProgress, parts: PoolParts | None, arena: int | None) -> None:
+        own = plan.weights.own if arena is None else []
+        if arena is None:
+            weights = self._map("weights", plan.weights.arena.size, f"{len(own)} tensors, packed")
+        plan.weights.arena.place(weights.address if arena is None else arena)
         if parts is None:
             self._own_pools = CpuPools(self._library, plan.kv, plan.states)
             parts = all_of(self._own_pools)
         workspace = self._map(
             "workspace", plan.workspace.size, f"{len(plan.buffers)} buffers for {plan.limits.rows} rows, and scratch"
         )
-        plan.weights.arena.place(weights.address)
         plan.workspace.place(workspace.address)
-        load_weights(self._library, self._backend.team, own, progress)
-        for mapping in self._mappings:
-            if mapping is not weights:  # repacking has touched all of the weights
-                mapping.commit(self._backend.team, progress)
+        if own:
+            load_weights(self._library, self._backend.team, own, progress)  # which touches all of them
+        workspace.commit(self._backend.team, progress)
         if self._own_pools is not None:
             self._own_pools.commit(self._backend.team, progress)
         for rope, (frequencies, _) in plan.ropes.items():

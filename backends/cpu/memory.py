@@ -53,6 +53,12 @@ class Mapping:
         if error:
             raise self._refused(error)
 
+    def release(self) -> None:
+        """Give its pages back to the system; the address stays, and reads as zeros. Raises OSError."""
+        error = self._library.hs_release(self.address, max(self.size, 1))
+        if error:
+            raise OSError(error, f"{self.size} bytes of {self.purpose} could not be given back: {os.strerror(error)}")
+
     def _tell(self, progress: LoadProgress, done: int) -> None:
         progress(self.purpose, done, self.size)
 

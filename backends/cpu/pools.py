@@ -70,6 +70,13 @@ class CpuPools:
         for mapping in self._held:
             mapping.commit(team, progress)
 
+    def release(self) -> None:
+        """Give the memory of pools that are this rank's own back, until the next `commit`; addresses stay. Raises
+        OSError."""
+        for mapping in self._held:
+            assert isinstance(mapping, MemoryMapping), "others use what ranks hold together"
+            mapping.release()
+
     def kv_addresses(self, layer: int) -> tuple[int, int]:
         """Of K and V."""
         k, v = self._kv_offsets[layer]

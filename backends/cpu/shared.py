@@ -23,8 +23,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from backends.base import Collective, ExpertMatrix, PartOf, Shared, Stamp, TensorView
-from backends.cpu.memory import Arena
+from backends.base import Collective, ExpertMatrix, LoadProgress, PartOf, Shared, Stamp, TensorView
+from backends.cpu.load import Onward, load_weights
+from backends.cpu.memory import Arena, SharedMapping
 from backends.cpu.stored import MATRIX, STACK, VECTOR, StoredRun, StoredWeight, StoredWeights
 from backends.cpu.widths import FLOAT_BYTES
 from backends.quant import QuantType
@@ -189,6 +190,29 @@ class SharedWeights:
         """(bytes before the first column in a group of rows, bytes of a whole group)."""
         kind: QuantType = whole.type
         return GROUP_ROWS * kind.row_bytes(cols[0]), GROUP_ROWS * kind.row_bytes(whole.cols)
+
+
+def pack_together(
+    library: ctypes.CDLL, team: int, together: SharedWeights, collective: Collective, line: str, progress: LoadProgress
+) -> SharedMapping:
+    """Map the memory of all and pack this rank's part, unless it is packed. Ranks meet again and again, so that none
+    waits long for another however long the load takes, and at the end all is packed. Raises MemoryError,
+    ExchangeError."""
+    part = [] if together.packed else together.my_part()
+    arithmetic = f"{len(together.stored)} tensors of the whole model, packed"
+    filled = 0, sum(stored.size for stored in part)
+    mapping = SharedMapping(library, together.weights_fd, together.size, line, arithmetic, filled)
+    try:
+        together.arena.place(mapping.address)
+        total, done = sum(stored.source_bytes for stored in part), 0
+        for some in [] if together.packed else together.meetings(part):
+            load_weights(library, team, some, Onward(progress, done, total))
+            done += sum(stored.source_bytes for stored in some)
+            together.meet(collective)
+    except BaseException:
+        mapping.close()
+        raise
+    return mapping
 
 
 def _by_tensor(stored: Sequence[StoredWeight]) -> dict[str, list[StoredWeight]]:

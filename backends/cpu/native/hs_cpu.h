@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-#define HS_ABI_VERSION 5
+#define HS_ABI_VERSION 6
 
 enum { HS_OK = 0, HS_E_TYPE = -1, HS_E_SHAPE = -2, HS_E_BATCH = -3, HS_E_THREAD = -4 };
 
@@ -230,11 +230,22 @@ typedef struct hs_batch {
     int32_t reserved;
 } hs_batch;
 
+/* Pieces of memory that stand one behind the other in a stream: piece i is at `places[i]` and ends in the stream at ends[i], which
+ * never falls. Where a stream is made of pieces, a place of null is zeros. */
+typedef struct hs_pieces {
+    uint8_t *const *places;
+    const int64_t *ends;
+    int64_t count;
+    int64_t chunk; /* bytes that a thread takes at once, a multiple of HS_DIGEST_BLOCK; 0: HS_MOVE_CHUNK */
+} hs_pieces;
+
+enum { HS_DIGEST_BLOCK = 16384, HS_MOVE_CHUNK = 131072 };
+
 typedef struct hs_team hs_team;
 
 int32_t hs_abi_version(void);
-/* Sizes of hs_matrix, hs_part, hs_stack, hs_experts, hs_delta, hs_step, hs_kv_group, hs_program, hs_batch, in this order. */
-void hs_abi_sizes(int32_t out[9]);
+/* Sizes of hs_matrix, hs_part, hs_stack, hs_experts, hs_delta, hs_step, hs_kv_group, hs_program, hs_batch, hs_pieces, in this order. */
+void hs_abi_sizes(int32_t out[10]);
 const char *hs_level(void);
 int32_t hs_host_levels(void);
 
@@ -245,6 +256,14 @@ void *hs_map(size_t bytes, int32_t huge, const char *name, int32_t *error);
 void hs_unmap(void *address, size_t bytes);
 /* Have the system hold every page of [address, address + bytes) now; what is there stays. 0, or an errno. */
 int32_t hs_commit(hs_team *team, void *address, size_t bytes);
+/* Give the pages of [address, address + bytes) of a mapping back to the system: they read as zeros from then on. 0, or an errno. */
+int32_t hs_release(void *address, size_t bytes);
+
+/* The stream of `pieces` from them (pack), with its digest (move.cpp), or them from the stream (unpack), by all threads of the team.
+ * HS_OK, or HS_E_SHAPE before anything was copied. */
+int32_t hs_pack(hs_team *team, const hs_pieces *pieces, uint8_t *stream, uint64_t *digest);
+int32_t hs_unpack(hs_team *team, const hs_pieces *pieces, const uint8_t *stream);
+uint64_t hs_digest(hs_team *team, const uint8_t *at, size_t bytes);
 
 /* `cores` (or null) pins thread i to cores[i]. `spin` bounds waiting by spinning, in pause instructions; 0 sleeps at once. */
 hs_team *hs_team_create(int32_t threads, const int32_t *cores, int32_t core_count, int32_t spin, int32_t *error);

@@ -13,6 +13,7 @@
 #include "hs_collective.h"
 #include "hs_cpu.h"
 #include "kernels.h"
+#include "move.h"
 #include "team.h"
 
 #if defined(HS_LEVEL_IS_AVX512VNNI)
@@ -301,7 +302,7 @@ class Commit final : public Job {
 
 HS_API int32_t hs_abi_version(void) { return HS_ABI_VERSION; }
 
-HS_API void hs_abi_sizes(int32_t out[9]) {
+HS_API void hs_abi_sizes(int32_t out[10]) {
     out[0] = sizeof(hs_matrix);
     out[1] = sizeof(hs_part);
     out[2] = sizeof(hs_stack);
@@ -311,6 +312,7 @@ HS_API void hs_abi_sizes(int32_t out[9]) {
     out[6] = sizeof(hs_kv_group);
     out[7] = sizeof(hs_program);
     out[8] = sizeof(hs_batch);
+    out[9] = sizeof(hs_pieces);
 }
 
 HS_API const char *hs_level(void) { return HS_LEVEL_NAME; }
@@ -376,6 +378,20 @@ HS_API int32_t hs_commit(hs_team *team, void *address, size_t bytes) {
     team->team.run(job);
     return job.error();
 }
+
+HS_API int32_t hs_release(void *address, size_t bytes) {
+    return madvise(address, hs::whole(bytes, hs::page_bytes()), MADV_DONTNEED) == 0 ? 0 : errno;
+}
+
+HS_API int32_t hs_pack(hs_team *team, const hs_pieces *pieces, uint8_t *stream, uint64_t *digest) {
+    return hs::move_pieces(team->team, true, *pieces, stream, digest);
+}
+
+HS_API int32_t hs_unpack(hs_team *team, const hs_pieces *pieces, const uint8_t *stream) {
+    return hs::move_pieces(team->team, false, *pieces, const_cast<uint8_t *>(stream), nullptr);
+}
+
+HS_API uint64_t hs_digest(hs_team *team, const uint8_t *at, size_t bytes) { return hs::digest_of(team->team, at, bytes); }
 
 HS_API hs_team *hs_team_create(int32_t threads, const int32_t *cores, int32_t core_count, int32_t spin, int32_t *error) {
     *error = HS_OK;

@@ -1,0 +1,74 @@
+"""Pieces of memory that stand one behind the other in a stream: what a flip copies (`native/move.cpp`).
+
+payload   rows of the pools          pieces: a page of one head; channels and heads of a state
+arena     weights of one layout      pieces: rows and columns of the packed copy, an image, zeros in between
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import byref, c_uint64
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from backends.cpu import abi
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """`places[i]` is where piece i lies, 0 for zeros; in the stream it ends at `ends[i]`."""
+
+    places: Int64s
+    ends: Int64s
+
+    @classmethod
+    def of(cls, places: Int64s, lengths: Int64s) -> Pieces:
+        """Pieces whose memory goes on where the one before ends are one."""
+        kept = lengths > 0
+        places, lengths = places[kept], lengths[kept]
+        ends = np.cumsum(lengths, dtype=np.int64)
+        if len(places) > 1:
+            goes_on = (places[:-1] + lengths[:-1] == places[1:]) & (places[:-1] != 0)
+            last = np.append(~goes_on, True)
+            first = np.append(True, ~goes_on)
+            places, ends = places[first], ends[last]
+        return cls(np.ascontiguousarray(places), np.ascontiguousarray(ends))
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def pack(self, library: ctypes.CDLL, team: int, stream: int) -> int:
+        """Copy the pieces to address `stream`. Returns the stream's digest."""
+        digest = c_uint64()
+        _check(library.hs_pack(team, byref(self._record()), stream, byref(digest)))
+        return digest.value
+
+    def unpack(self, library: ctypes.CDLL, team: int, stream: int) -> None:
+        """Copy what stands at address `stream` to the pieces."""
+        _check(library.hs_unpack(team, byref(self._record()), stream))
+
+    def _record(self) -> abi.Pieces:
+        return abi.Pieces(self.places.ctypes.data, self.ends.ctypes.data, len(self.ends), 0)
+
+
+def joined(parts: Sequence[tuple[Int64s, Int64s]]) -> Pieces:
+    """Of (places, lengths) one behind the other."""
+    if not parts:
+        return Pieces(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    return Pieces.of(np.concatenate([each[0] for each in parts]), np.concatenate([each[1] for each in parts]))
+
+
+def address_of(view: memoryview) -> int:
+    """Where the bytes of a contiguous view lie."""
+    return int(np.frombuffer(view, np.uint8).ctypes.data) if view.nbytes else 0
+
+
+def _check(code: int) -> None:
+    if code != abi.OK:
+        raise ValueError(abi.ERRORS[code])

@@ -1,0 +1,70 @@
+"""Ranks bound to both layouts: what a flip leaves is what a fleet that never flipped has, in either direction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fleet_rig import Fleet
+from flip_rig import Flipping, copy_home
+from ranks import Group, over_memory
+from wide_models import wide
+
+from backends.base import Backend, OpenOptions, WeightHome
+from backends.registry import open_backend
+
+PROMPT = [(7 * at * at + 31 * at + 5) % 512 for at in range(60)]
+OTHER_PROMPT = [(11 * at * at + 3 * at + 9) % 512 for at in range(60)]
+
+
+def cpu_rank() -> Backend:
+    return open_backend("cpu", OpenOptions(threads=1))
+
+
+@pytest.fixture
+def acts() -> Iterator[Callable[[int], Group]]:
+    with ExitStack() as stack:
+        device = stack.enter_context(closing(cpu_rank()))
+        yield lambda ranks: stack.enter_context(over_memory(device.library, ranks))
+
+
+def steps(ranks: Any, between: Callable[[int], None]) -> list[np.ndarray]:
+    """Two sequences: prefilled, then four rows of each, one after another."""
+    out = [ranks.run([(0, 0, PROMPT[:37]), (2, 0, OTHER_PROMPT[:21])])]
+    for step in range(4):
+        between(step)
+        out.append(ranks.run([(0, 37 + step, PROMPT[37 + step :][:1]), (2, 21 + step, OTHER_PROMPT[21 + step :][:1])]))
+    return out
+
+
+def images_home(folder: str) -> Callable[..., WeightHome]:
+    return lambda rank, ranks, whole, fd: WeightHome("images", rank, ranks, folder=folder)
+
+
+FORMS = ("llama", "llama blocks", "qwen35", "qwen3next", "gpt-oss", "gemma4")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("ratio", [(1, 1), (2, 1, 1)])
+@pytest.mark.parametrize("first", ["pipeline", "tensor"])
+@pytest.mark.parametrize("kind", ["copy", "images"])
+def test_flips_there_and_back_change_no_logit(
+    acts: Callable[[int], Group], tmp_path: Path, form: str, ratio: tuple[int, ...], first: str, kind: str
+) -> None:
+    model = wide(form)
+    alone = Fleet(model.family, model.config, model.tensors, backend=cpu_rank)
+    wanted = steps(alone, lambda step: None)
+    alone.close()
+    home = copy_home if kind == "copy" else images_home(str(tmp_path))
+    ranks = Flipping(form, ratio, acts(len(ratio)), cpu_rank, home, first)
+    moved = []
+    found = steps(ranks, lambda step: moved.append(ranks.flip({0: 37 + step, 2: 21 + step})))
+    ranks.close()
+    assert len(moved) == 4 and all(moved)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, atol=5e-3 if "blocks" in form else 2e-4)
+    assert not list(tmp_path.iterdir())
