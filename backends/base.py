@@ -433,8 +433,9 @@ class Layouts(Protocol):
         """From here on `program` is that of `name`."""
         ...
 
-    def arena_digest(self) -> int:
-        """Of the active layout's weights, read from where its program reads them; 0 where none are ever filled in."""
+    def arena_digest(self, name: str) -> int:
+        """Of the weights of layout `name` behind its `refill`, read from where its program reads them; 0 where none are
+        ever filled in."""
         ...
 
     def memory_lines(self) -> Mapping[str, int]:

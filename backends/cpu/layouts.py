@@ -227,9 +227,9 @@ class CpuLayouts:
             f" at load it was {wanted:016x}"
         )
 
-    def arena_digest(self) -> int:
-        """Of the active layout's weights, read from where programs read them."""
-        size = self._bounds[self.active].arena_bytes
+    def arena_digest(self, name: str) -> int:
+        """Of the weights of layout `name`, read from where programs read them."""
+        size = self._bounds[name].arena_bytes
         return int(self._library.hs_digest(self._team, self._arena.address, size))
 
     def activate(self, name: str) -> None:

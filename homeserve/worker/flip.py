@@ -261,12 +261,12 @@ class RankFlip:
         with watch.part("refill"):
             spoilt = faults.at("commit.refill")
             refilled = layouts.refill(to)
-            layouts.activate(to)
             if spoilt and not self._spoil_arena(refilled):
                 faults.corrupts = True
         with watch.part("verify"):
             faults.damaging("commit.verify")
             refilled = self._settled(refilled, to)
+            layouts.activate(to)
             self._read_back(due, to, digests)
         with watch.part("rebind"):
             faults.damaging("commit.rebind")
@@ -303,10 +303,10 @@ class RankFlip:
 
     def _settled(self, refilled: Refilled, to: str) -> Refilled:
         """The arena as it is read by programs is what was filled in; once more from its source where it is not."""
-        if self._layouts.arena_digest() == refilled.digest:
+        if self._layouts.arena_digest(to) == refilled.digest:
             return refilled
         again = self._layouts.refill(to)
-        found = self._layouts.arena_digest()
+        found = self._layouts.arena_digest(to)
         if found != again.digest:
             raise FlipBroken(
                 f"the weights of the {to} layout have the digest {found:016x} where they lie, {again.digest:016x} was"

@@ -145,7 +145,7 @@ class FakeLayouts:
         self._note("activate")
         self.active = name
 
-    def arena_digest(self) -> int:
+    def arena_digest(self, name: str) -> int:
         return self.arena.pop(0) if self.arena else 77
 
     def memory_lines(self) -> dict[str, int]:
