@@ -21,6 +21,11 @@ until no prompt is left (demand holds). Against starving: that hold ends when pr
 against each other for `window_s`, and the decoding layout is then kept for `dwell_s` at least. Neither layout refuses
 the other kind of work: a prompt below N is computed where it arrives.
 
+*What goes first* (`Decision.first`). A row of the kind that a layout is slow at takes the time of several of the other
+kind: a token drawn at 16.8 a second, that of 400 rows of a prompt. So what a flip would pay for waits for it, where it
+is near: decoding for the end of prompts or of their window, prompts beyond N for the end of the dwell. Without that
+both speeds mix in every plan, and following the phases is slower than the tensor layout alone (docs/flip_policy.md).
+
 *Whether work is owed* and *whether a flip is worth it* are two questions: `Decision.owed` and `Decision.to`.
 
 Pure.
@@ -32,6 +37,8 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+
+PROMPTS, ANSWERS = "prompts", "answers"
 
 HOME_MARGIN = 1.1
 """By how much a layout must be faster at both to be the home in place of the resting one: less is noise."""
@@ -83,6 +90,9 @@ class Decision:
     reason: str
     owed: bool = False
     again_s: float | None = None
+    first: str = ""
+    """`PROMPTS` or `ANSWERS`: the other kind waits until this one is done or the next decision says so; empty: both go
+    on together."""
 
     @property
     def kind(self) -> str:
@@ -98,14 +108,30 @@ def decide(inputs: PolicyInputs) -> Decision:
         decision = Decision(None, inputs.hold)
     elif decision.to is not None and (left := _dwell_left(inputs)) > 0:
         decision = Decision(None, f"the last flip is less than {inputs.dwell_s:g} s ago", again_s=left)
-    return replace(decision, owed=owed)
+    return replace(decision, owed=owed, first=first(inputs))
+
+
+def first(inputs: PolicyInputs) -> str:
+    """What goes first where both kinds of work stand against each other and the one that waits has a flip before it."""
+    here, (_, there) = inputs.speeds.get(inputs.layout, UNKNOWN), _other(inputs, inputs.layout)
+    speeds = (here.prefill_tok_s, here.decode_tok_s, there.prefill_tok_s, there.decode_tok_s)
+    if inputs.hold or not inputs.pending_tokens or not inputs.decoding or not all(speeds):
+        return ""
+    prompt_bound = break_even(inputs.cost_s, here.prefill_tok_s, there.prefill_tok_s)
+    drawn_bound = break_even(inputs.cost_s / 2, here.decode_tok_s, there.decode_tok_s)
+    if math.isinf(prompt_bound) and inputs.decode_left_tokens > drawn_bound and _window_left(inputs) > 0:
+        return PROMPTS
+    if math.isinf(drawn_bound) and inputs.pending_tokens > prompt_bound and _dwell_left(inputs) > 0:
+        return ANSWERS
+    return ""
 
 
 def break_even(cost_s: float, here: float | None, there: float | None) -> float:
     """Tokens from which a flip of `cost_s` pays, at these speeds; infinite where it never does."""
     if not here or not there or here <= 0 or there <= here:
         return math.inf
-    return cost_s / (1 / here - 1 / there)
+    saved = 1 / here - 1 / there
+    return cost_s / saved if saved > 0 else math.inf  # speeds that differ in their last digit have the same inverse
 
 
 def home(inputs: PolicyInputs) -> str:
@@ -154,8 +180,7 @@ def _for_answers(inputs: PolicyInputs, there: str, bound: float) -> Decision:
     if not inputs.decoding:
         return Decision(None, f"{inputs.pending_tokens} prompt tokens keep the {inputs.layout} layout")
     if inputs.pending_tokens:
-        left = inputs.window_s - (inputs.now - inputs.contended) if inputs.contended is not None else inputs.window_s
-        if left > 0:
+        if (left := _window_left(inputs)) > 0:
             text = (
                 f"{inputs.pending_tokens} prompt tokens keep the {inputs.layout} layout, {inputs.window_s:g} s at most"
             )
@@ -176,6 +201,10 @@ def _for_both(inputs: PolicyInputs, there: str, here: LayoutSpeeds, speeds: Layo
 
 def _saved_s(tokens: int, here: float | None, there: float | None) -> float:
     return tokens * (1 / here - 1 / there) if here and there else 0.0
+
+
+def _window_left(inputs: PolicyInputs) -> float:
+    return inputs.window_s - (inputs.now - inputs.contended) if inputs.contended is not None else inputs.window_s
 
 
 def _dwell_left(inputs: PolicyInputs) -> float:

@@ -8,7 +8,7 @@ One plan carries at most one row run of each sequence:
 
 The two travel together (continuous batching): a prompt delays an open stream by the length of a mixed plan, never by
 more than one. With `prefill_delay` N > 0 up to N plans in a row may leave the decode rows out, which finishes prompts
-sooner and streams later.
+sooner and streams later. Where the layout may change, its policy says which kind goes alone for a while (`first`).
 
 The schedule runs ahead. A plan may be issued before the previous one is back: a decode row whose input is still unknown
 says so, and the rank uses the token that it drew itself. If the previous plan turns out to end a sequence, its row in
@@ -43,7 +43,7 @@ from homeserve.engine.draft import Emit as Emit
 from homeserve.engine.flip import LiveSet
 from homeserve.engine.live import live_set, resident_bytes
 from homeserve.engine.pages import PageCensus, PagePool
-from homeserve.engine.policy import Demand
+from homeserve.engine.policy import ANSWERS, PROMPTS, Demand
 from homeserve.engine.request import EngineLimits, FinishReason, GenerateCall
 from homeserve.engine.sequence import RUNNING, Sequence, SequenceState
 from homeserve.engine.sizes import PROMPT_LOGPROB_ROWS as PROMPT_LOGPROB_ROWS
@@ -81,6 +81,8 @@ class Scheduler:
         self.prefix = PrefixCounts()
         self.preemptions = 0
         self.longest_skip = 0
+        self.first = ""
+        """Of two kinds of work, the one that plans have alone while there is any (`policy`)."""
         self._key = 0
         self._waiting: deque[Sequence] = deque()
         self._running: OrderedDict[int, Sequence] = OrderedDict()
@@ -221,6 +223,7 @@ class Scheduler:
         are told of it; `outside`: no request can have been the reason.
         """
         self.limits = limits or self.limits
+        self.first = ""
         named: dict[int, Sequence] = {}
         for draft in () if outside else self._flight.values():
             for sequence in draft.named:
@@ -306,6 +309,7 @@ class Scheduler:
             plans_in_flight=to.plans_in_flight,
             token_vector=to.token_vector,
         )
+        self.first = ""
         self._decode_plans += to.decode_groups  # everybody's round is over
         for sequence in self._running.values():
             sequence.resumed = sequence.state is SequenceState.DECODE
@@ -320,14 +324,15 @@ class Scheduler:
                 decoding.append(sequence)
             else:
                 sequence.skipped = sequence.passed_over = 0
-        if decoding and self._delayed < self.limits.prefill_delay:
+        if decoding and (self.first == PROMPTS or self._delayed < self.limits.prefill_delay):
             self._draft_prefill(draft)
         if draft.rows:
             self._delayed += 1
         else:
             self._delayed = 0
             self._draft_decodes(draft, decoding)
-            self._draft_prefill(draft)
+            if self.first != ANSWERS or not draft.rows:
+                self._draft_prefill(draft)
         if draft.rows:
             self._count_skips({s.key for s in decoding} - {row.request for row in draft.rows})
 
