@@ -21,7 +21,7 @@ from budget.ceilings import ceilings
 from budget.facts import GIB, KV_BITS, MIB, Box, Doubt, MemoryFacts, ModelShape
 from budget.geometry import requantised
 from budget.ledger import FLIP, PIPELINE, TENSOR
-from budget.plan import Advice, Plan, Refusal, Unknown, plan
+from budget.plan import Advice, Plan, Refusal, Unknown, WishError, plan
 from budget.quants import LADDER, bits_per_weight
 from budget.question import settings_of
 from budget.wish import DEFAULT_CARD_FLOOR, DEFAULT_HOST_FLOOR, Wish
@@ -138,6 +138,14 @@ def _planned(subject: Subject, wish: Wish) -> Outcome:
     return plan(ceilings(subject.box, wish.floor_bytes, held, named_cards(subject.box, wish)), subject.shape, wish)
 
 
+def _tried(subject: Subject, wish: Wish) -> Outcome | None:
+    """None: the change contradicts what else was asked for (numbers of the other layout, where one layout is left)."""
+    try:
+        return _planned(subject, wish)
+    except WishError:
+        return None
+
+
 def named_cards(box: Box, wish: Wish) -> frozenset[str]:
     """Ids of the cards that `--devices` names, by id or as the N-th of their kind."""
     found = set(wish.devices)
@@ -154,7 +162,7 @@ def _advice(subject: Subject, made: Plan) -> Iterable[Advice]:
     """The changes that give the most, each planned."""
     found = []
     for settings in _changes(subject, made):
-        other = _planned(*changed(subject, made.wish, settings))
+        other = _tried(*changed(subject, made.wish, settings))
         if not isinstance(other, Plan) or not subject.has(other, settings):
             continue
         full = bool(made.wish.context) or made.context >= made.shape.context
@@ -218,7 +226,7 @@ def _nearest(subject: Subject, wish: Wish) -> tuple[Settings, str] | None:
     """The first of the ladder that gives a plan, as a complete set of settings, and what it gives up."""
     for settings, text in _ladder(subject, wish):
         other, asked = changed(subject, wish, settings)
-        outcome = _planned(other, asked)
+        outcome = _tried(other, asked)
         if isinstance(outcome, Plan) and subject.has(outcome, settings):
             told = {**settings_of(asked), **{name: settings[name] for name in _BESIDE if name in settings}}
             told["context"] = outcome.context

@@ -21,8 +21,9 @@ def check_together(settings: Settings) -> Settings:
 
 
 def flip_said(settings: Settings) -> bool:
-    """Whether somebody asked for a flip, so that one that cannot be is refused and not left out."""
-    return settings.flip != "off" and ("flip" in settings.sources or settings.flip != "auto")
+    """Whether somebody asked for a flip, by numbers of both layouts too: one that cannot be is refused then."""
+    said = "flip" in settings.sources or settings.flip != "auto" or len(_layouts(_given(settings))) > 1
+    return said and settings.flip != "off"
 
 
 def flip_mode(settings: Settings) -> str:

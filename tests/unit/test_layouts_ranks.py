@@ -14,7 +14,7 @@ from budget.shape import load_shape
 from homeserve.errors import BudgetError, SettingError
 from homeserve.layouts.ranks import RankPlan, largest, pinned_cores, rank_plan
 from homeserve.settings import Settings, load
-from homeserve.sizing import engine_limits, plan_of, ranks_of_plan, row_limit
+from homeserve.sizing import engine_limits, plan_of, ranks_of_plan, row_limit, wish_of
 
 ACTS = ActSizes(65536, 1000, 64, 4)
 PARTS: dict[str, Any] = {
@@ -205,3 +205,85 @@ def test_a_vector_that_does_not_fit_is_told_and_the_ranks_stay() -> None:
         of_words("--devices cpu:3 --layout tensor --token-vector 500000,1,1 --max-running 1", cores=6)
     fix = caught.value.fix or ""
     assert caught.value.field == "token_vector" and fix.endswith("without --token-vector") and "--devices" not in fix
+
+
+# ---------------------------------------------------------------------------------------------------------- the flip
+
+
+BOTH = "--pipeline-ratio 2,1,1 --weight-vector 30,17,17 --token-vector 28,26,20"
+
+
+@pytest.mark.parametrize(
+    ("words", "resting", "policy"),
+    [
+        (f"--devices cpu:3 --layout pipeline --flip manual {BOTH}", "pipeline", "manual"),
+        (f"--devices cpu:3 --layout tensor --flip auto {BOTH}", "tensor", "auto"),
+        (f"--devices cpu:3 {BOTH}", None, "auto"),
+    ],
+)
+def test_words_become_both_layouts(words: str, resting: str | None, policy: str) -> None:
+    said, ranks, plan = of_words(f"{words} --flip-dwell-s 3 --park-deadline-s 4", cores=6)
+    assert ranks.flip and resting in (None, ranks.layout)
+    assert (ranks.ranges, ranks.weight_vector, ranks.token_vector) == (
+        ((0, 18), (18, 27), (27, 36)),
+        (30, 17, 17),
+        (14, 13, 10),
+    )
+    assert ranks.plans_in_flight == 4 and ranks.acts is not None and ranks.acts.depth == 5
+    limits = engine_limits(said, plan, ranks)
+    flip = limits.flip
+    assert flip is not None and set(flip.layouts) == {"pipeline", "tensor"}
+    assert (flip.resting, flip.policy, flip.dwell_s, flip.park_deadline_s) == (ranks.layout, policy, 3.0, 4.0)
+    own = flip.layouts[ranks.layout]
+    at_rest = (limits.layout, limits.plans_in_flight, limits.decode_groups, limits.token_vector)
+    assert at_rest == (own.name, own.plans_in_flight, own.decode_groups, own.token_vector)
+    assert (flip.layouts["pipeline"].token_vector, flip.layouts["tensor"].token_vector) == ((), (14, 13, 10))
+    assert flip.group_layers == (36,) and flip.state_layers == 0 and set(flip.estimates) == {"pipeline", "tensor"}
+    assert flip.page_bytes == plan.flip.page_bytes and flip.cost_s > 0
+    assert 0 < flip.transit_bytes <= ranks.transit_bytes, "the memory has room for whole lines"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "part"),
+    [
+        ("", "single_rank", "one rank has one layout"),
+        ("--devices cpu:2 --flip off", "flip_off", "--flip off"),
+        ("--devices cpu:2 --layout tensor", "flip_off", "the layout is chosen by --layout"),
+        ("--devices cpu:2 --token-vector 2,1", "flip_off", "the layout is chosen by --token-vector"),
+        ("--devices cpu:2 --deterministic", "flip_off", "--deterministic"),
+    ],
+)
+def test_a_layout_that_stays_has_a_reason(words: str, code: str, part: str) -> None:
+    said, ranks, plan = of_words(words, cores=4)
+    limits = engine_limits(said, plan, ranks)
+    assert limits.flip is None and not ranks.flip and ranks.transit_bytes == 0
+    assert limits.no_flip.code == code and part in limits.no_flip.message
+
+
+def test_a_flip_that_nobody_asked_for_is_left_out_where_it_does_not_fit_and_one_that_was_is_refused() -> None:
+    words, mib = "--devices cpu:2 --context 2048 --max-running 1", 3600
+    said, ranks, plan = of_words(words, cores=4, mib=mib)
+    why = engine_limits(said, plan, ranks).no_flip
+    assert not ranks.flip and why.code == "does_not_fit" and why.device == "cpu"
+    assert why.needed_mib is not None and why.available_mib is not None and why.needed_mib > why.available_mib
+    assert "MiB are missing" in why.message
+    with pytest.raises(BudgetError) as caught:
+        of_words(f"{words} --flip manual", cores=4, mib=mib)
+    assert caught.value.field == "flip" and "weights copy 2347" in caught.value.message, "the whole sum"
+    assert "MiB are missing" in caught.value.message and "without --flip" in (caught.value.fix or "")
+
+
+def test_in_unified_memory_a_flip_has_no_transit_memory() -> None:
+    said, ranks, plan = of_words("--devices cpu:2 --memory unified", cores=4)
+    flip = engine_limits(said, plan, ranks).flip
+    assert ranks.flip and ranks.transit_bytes == 0 and flip is not None and flip.unified
+
+
+def test_images_are_asked_for_where_there_is_a_folder() -> None:
+    where = box(4)
+    assert wish_of(load("--devices cpu:2 --image-spill x".split(), {}, "/"), where).image_spill
+    assert not wish_of(load("--devices cpu:2".split(), {}, "/"), where).image_spill
+    flips = {words: wish_of(load(f"--devices cpu:2 {words}".split(), {}, "/"), where).flip for words in (
+        "", "--flip auto", "--flip manual", "--flip off", "--layout tensor",
+    )}  # fmt: skip
+    assert list(flips.values()) == ["auto", "on", "on", "off", "off"]

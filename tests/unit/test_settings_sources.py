@@ -248,7 +248,8 @@ def test_a_file_entry_that_cannot_be_used_is_named(text: str, field: str, words:
 def test_what_a_flip_is_beside_the_other_settings(words: str, mode: str, tmp_path: Path) -> None:
     said = load(words.split(), {}, tmp_path)
     assert flip_mode(said) == mode
-    assert flip_said(said) == ("--flip auto" in words or "--flip manual" in words)
+    both = "pipeline-ratio" in words and "weight-vector" in words
+    assert flip_said(said) == ("--flip auto" in words or "--flip manual" in words or both)
 
 
 def test_a_folder_may_be_off(tmp_path: Path) -> None:
