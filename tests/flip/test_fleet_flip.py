@@ -3,6 +3,7 @@ those of one rank that knows no layouts."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -206,5 +207,88 @@ def test_a_life_that_ends_in_a_flip_is_told_once_and_the_next_one_rests(
             await started(play)
             await play.flip()
             assert await finished(play) == wanted
+
+    run(main)
+
+
+# ------------------------------------------------------------------------------------------------- weights at a flip
+
+
+def test_d13_weights_that_turned_in_the_arena_are_filled_in_once_more(run: Run) -> None:
+    async def main() -> None:
+        wanted = await undisturbed(HYBRID)
+        async with Play(HYBRID, ranges=RANGES, fault="rank=1,step=commit.refill,action=corrupt") as play:
+            await started(play)
+            answers = await play.flip()
+            assert [answer.refill_tries for answer in answers] == [1, 2, 1]
+            assert await finished(play) == wanted
+
+    run(main)
+
+
+async def flipped_when_ready(play: Play) -> str:
+    """A flip as soon as every rank has the image that it needs; why not, where one never will."""
+    while True:
+        order = play.order()
+        packed = await play.pack(order)
+        if all(told(packed)):
+            assert all(told(await play.verify(order, packed)))
+            await play.commit(order)
+            return ""
+        await play.abandon(order)
+        for result in packed:
+            if not result.ok and "promotion of the image" not in result.reason:
+                return f"rank {result.rank}: {result.reason}"
+
+
+@pytest.mark.parametrize("model", [DENSE, HYBRID])
+def test_images_take_turns_in_memory_and_on_disk(run: Run, model: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        wanted = await undisturbed(model)
+        async with Play(model, ranges=RANGES, image_dir=str(tmp_path)) as play:
+            assert {path.name for path in tmp_path.iterdir()} == {f"weights-rank{r}-pipeline.image" for r in range(3)}
+            await started(play)
+            for _ in range(3):
+                assert await flipped_when_ready(play) == ""
+            assert await finished(play) == wanted
+        assert list(tmp_path.iterdir()) == [], "images are gone with the life"
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("step", "flips", "says"),
+    [
+        ("spill,nth=1", 1, "rank 1: the image of the pipeline layout .* it came back with the digest"),
+        ("spill,nth=2", 2, "rank 1: the image of the tensor layout .* it came back with the digest"),
+        ("promote,nth=1", 1, "rank 1: the image of the pipeline layout .* it came back with the digest"),
+    ],
+)
+def test_a_damaged_image_is_a_no_with_the_reason_and_serving_goes_on(
+    run: Run, tmp_path: Path, step: str, flips: int, says: str
+) -> None:
+    async def main() -> None:
+        wanted = await undisturbed(DENSE)
+        fault = f"rank=1,step={step},action=corrupt"
+        async with Play(DENSE, ranges=RANGES, image_dir=str(tmp_path), fault=fault) as play:
+            await started(play)
+            for _ in range(flips):
+                assert await flipped_when_ready(play) == ""
+            assert re.search(says, await flipped_when_ready(play))
+            assert await finished(play) == wanted and play.losses == []
+
+    run(main)
+
+
+def test_where_the_disk_is_full_an_image_stays_in_memory_and_flips_go_on(run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        wanted = await undisturbed(DENSE)
+        fault = "rank=1,step=spill,nth=1,action=enospc"
+        async with Play(DENSE, ranges=RANGES, image_dir=str(tmp_path), fault=fault) as play:
+            assert {path.name for path in tmp_path.iterdir()} == {f"weights-rank{r}-pipeline.image" for r in (0, 2)}
+            await started(play)
+            for _ in range(3):
+                assert await flipped_when_ready(play) == ""
+            assert await finished(play) == wanted and play.losses == []
 
     run(main)
