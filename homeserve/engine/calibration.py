@@ -31,6 +31,8 @@ class Calibration:
 
     def __init__(self, limits: EngineLimits) -> None:
         self.tries: Counter[str] = Counter()
+        self.begun = False
+        """The idle time was waited for, and nobody has come since."""
         self._limits = limits
         self._asked = 0
         self._sequence: Sequence | None = None
@@ -44,10 +46,12 @@ class Calibration:
 
     def begin(self, layout: str, scheduler: Scheduler) -> None:
         self.tries[layout] += 1
+        self.begun = True
         self._sequence = scheduler.add(self._call(scheduler.token_limit))
 
     def cancel(self, scheduler: Scheduler) -> bool:
-        """End what is running; False where nothing is."""
+        """Somebody has come: end what is running; False where nothing is."""
+        self.begun = False
         sequence, self._sequence = self._sequence, None
         if sequence is None or sequence.finish is not None:
             return False

@@ -251,8 +251,7 @@ class FlipDriver:
 
     def arrived(self) -> None:
         """A request has come. What only measures gives way to it."""
-        if self._calibration.running:
-            self._calibration.cancel(self._scheduler)
+        self._calibration.cancel(self._scheduler)
         self._arm(SOON_S)
 
     def recovered(self) -> None:
@@ -262,7 +261,8 @@ class FlipDriver:
     def stop(self) -> None:
         """Nothing is begun any more; what is on goes on."""
         self._stopped = True
-        if self._calibration.running and self._calibration.cancel(self._scheduler):
+        self._scheduler.first = ""  # nobody would say any more that it is over
+        if self._calibration.cancel(self._scheduler):
             self._host.pump()
         self._cancel_park()
         if self._look is not None:
@@ -273,6 +273,7 @@ class FlipDriver:
         """Look in so many seconds, or earlier if that was to be."""
         if not self.auto or self._stopped:
             return
+        seconds = max(SOON_S, seconds)  # what is left of a wait may be less than the clock can tell
         at = self._host.now() + seconds
         if self._look is not None:
             if self._look_at <= at:
@@ -296,8 +297,10 @@ class FlipDriver:
         decision = self._policy.look(
             demand, self.flipper.layout, speeds, self.rates.cost_s, now, self.flipper.changed, self._hold()
         )
-        if self._policy.idle_for(now) >= self.limits.idle_s and self._calibrate():
-            self._arm(LOOK_S)
+        self._scheduler.first = decision.first
+        wait = self._calibrate(now) if not decision.owed else None
+        if wait is not None:
+            self._arm(wait)
             return
         self._follow(decision)
 
@@ -322,19 +325,24 @@ class FlipDriver:
     def _other(self) -> str:
         return next(name for name in self.limits.layouts if name != self.flipper.layout)
 
-    def _calibrate(self) -> bool:
-        """Go on measuring, with nothing else to do; False where there is nothing left to measure."""
-        if not self.limits.calibrate or self._host.busy or self._hold():
-            return False
+    def _calibrate(self, now: float) -> float | None:
+        """Go on measuring, there being nothing else to do: when to look again. None where nothing is left to
+        measure."""
         here, there = self.flipper.layout, self._other
-        if not self.rates.measured(here) and self._calibration.may_try(here):
+        wanted = [
+            layout for layout in (here, there) if not self.rates.measured(layout) and self._calibration.may_try(layout)
+        ]
+        if not wanted or not self.limits.calibrate or self._host.busy or self._hold():
+            return None
+        left = self.limits.idle_s - self._policy.idle_for(now)
+        if left > 0 and not self._calibration.begun:
+            return left
+        if wanted[0] == here:
             self._calibration.begin(here, self._scheduler)
             self._host.pump()
-            return True
-        if not self.rates.measured(there) and self._calibration.may_try(there):
+        else:
             self.ask(there, POLICY)
-            return True
-        return False
+        return LOOK_S
 
     def _collect(self) -> None:
         """Take the times of plans that came back since the last time: all of them ran in the layout in force."""

@@ -140,6 +140,8 @@ class SimFleet:
         """Committed in this life,"""
         self.commits: list[tuple[int, str]] = []
         """and in any: (epoch, layout)."""
+        self.times = True
+        """Ranks tell how long they computed."""
         self.trouble: Trouble | None = None
         self.packed: FlipLive | None = None
         self.engine = Engine(self, sizes, lambda: self.timers.now, self.timers.later)
@@ -234,15 +236,12 @@ class SimFleet:
             if trouble == "miscount":
                 lanes = [(index, request, pages + 1) for index, request, pages in lanes] or [(0, 99, 1)]
             census = (PoolCensus("kv", self.sizes.kv_tokens // PAGE_LEN, tuple(lanes)),)
-        spread = range(RANKS)
-        began = round(1e6 * self.timers.now)
+        began, busy = round(1e6 * self.timers.now), 1000 if self.times else 0
+        drawn = [(), (), samples]  # the last rank samples
         return tuple(
-            Result(
-                rank, sent.seq, sent.epoch, samples=samples if rank == RANKS - 1 else (), census=census, busy_us=1000,
-                began_us=began,
-            )
-            for rank in spread
-        )  # fmt: skip
+            Result(rank, sent.seq, sent.epoch, samples=drawn[rank], census=census, busy_us=busy, began_us=began)
+            for rank in range(RANKS)
+        )
 
     # ---------------------------------------------------------------------------------------------------------- flips
 

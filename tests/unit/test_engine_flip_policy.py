@@ -28,7 +28,15 @@ def at(layout: str, pending: int = 0, decoding: int = 0, left: int | None = None
 def test_the_break_even_is_a_measurement() -> None:
     """I5: N = C / (1/X - 1/P): 7004 tokens at the ancestor's figures; refused where X >= P or either is unknown."""
     assert break_even(3.2, 1681.0, 7245.5) == pytest.approx(7004, abs=1)
-    for here, there in ((2.0, 2.0), (3.0, 2.0), (0.0, 2.0), (None, 2.0), (2.0, None), (2.0, -1.0)):
+    for here, there in (
+        (2.0, 2.0),
+        (3.0, 2.0),
+        (0.0, 2.0),
+        (None, 2.0),
+        (2.0, None),
+        (2.0, -1.0),
+        (999.9999999999993, 999.9999999999994),
+    ):
         assert math.isinf(break_even(3.2, here, there))
 
 
