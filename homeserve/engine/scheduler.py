@@ -333,7 +333,7 @@ class Scheduler:
             self._draft_decodes(draft, decoding)
             if self.first != ANSWERS or not draft.rows:
                 self._draft_prefill(draft)
-        if draft.rows:
+        if draft.rows and self.first != PROMPTS:  # those that wait for a policy are not passed over
             self._count_skips({s.key for s in decoding} - {row.request for row in draft.rows})
 
     def _draft_decodes(self, draft: Draft, decoding: list[Sequence]) -> None:
