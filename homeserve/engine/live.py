@@ -15,8 +15,12 @@ from backends.base import PAGE_LEN
 from homeserve.engine.flip import LiveSet
 from homeserve.engine.pages import PagePool
 from homeserve.engine.request import FlipLimits
+from homeserve.engine.sizes import MOST_RANKS
 from homeserve.engine.states import StateSlots
 from homeserve.wire.records import FlipLive
+
+PADDING = 64 * MOST_RANKS**2
+"""What payloads, each from a cache line on, may take beyond their bytes: left over where the cache fills the room."""
 
 
 def resident_bytes(pool: PagePool, states: StateSlots, lanes: int, limits: FlipLimits) -> int:
@@ -34,7 +38,7 @@ def live_set(pool: PagePool, states: StateSlots, lanes: Sequence[int], limits: F
     """What is to be carried; cached pages and checkpoints beyond the room for them are dropped."""
     room = limits.cache_bytes
     if not limits.unified:  # nothing is carried there: all of the cache stays
-        room = min(room, limits.transit_bytes - resident_bytes(pool, states, len(lanes), limits))
+        room = min(room, limits.transit_bytes - PADDING - resident_bytes(pool, states, len(lanes), limits))
         while cached_bytes(pool, states, limits) > room:
             if not _drop_one(pool, states):
                 break

@@ -293,23 +293,27 @@ class SimFleet:
 
     def _commit(self, order: FlipOrder, live: FlipLive) -> None:
         """Only what is live comes across."""
-        rank = self.rank
-        slots = {
-            (group, page * PAGE_LEN + at)
-            for group, bits in enumerate(live.pages)
-            for page in numbers(bits)
-            for at in range(PAGE_LEN)
-        }
-        states = set(numbers(live.states))
-        rank.slots = {slot: stored for slot, stored in rank.slots.items() if slot in slots}
-        rank.checkpoints = {slot: state for slot, state in rank.checkpoints.items() if slot in states}
-        for index, lane in rank.lanes.items():
-            lane.last = -1
-            if rank.recurrent and index not in states:
-                lane.state = (-1, 0)
+        forget(self.rank, live)
         self.layout, self.packed = order.to, None
         self.epochs.append(order.epoch)
         self.commits.append((order.epoch, order.to))
+
+
+def forget(rank: Rank, live: FlipLive) -> None:
+    """The rank keeps the pages and states of the maps, and no token that it drew."""
+    slots = {
+        (group, page * PAGE_LEN + at)
+        for group, bits in enumerate(live.pages)
+        for page in numbers(bits)
+        for at in range(PAGE_LEN)
+    }
+    states = set(numbers(live.states))
+    rank.slots = {slot: stored for slot, stored in rank.slots.items() if slot in slots}
+    rank.checkpoints = {slot: state for slot, state in rank.checkpoints.items() if slot in states}
+    for index, lane in rank.lanes.items():
+        lane.last = -1
+        if rank.recurrent and index not in states:
+            lane.state = (-1, 0)
 
 
 def numbers(bits: bytes) -> list[int]:
@@ -457,7 +461,7 @@ class FlipTrace:
         assert self.engine._flips is not None and not self.engine._flips.on
         assert self.engine.snapshot().flip["unarmed_work_count"] == 0
 
-    async def run(self, steps: int = 300) -> None:
+    async def run(self, steps: int = 200) -> None:
         for _ in range(steps):
             await self.step()
         await self.finish()

@@ -196,12 +196,12 @@ class Trace:
                 self.finish[key] = emit.finish
 
     def issue(self) -> bool:
-        if len(self.flight) >= self.limits.plans_in_flight:
+        if len(self.flight) >= self.scheduler.limits.plans_in_flight:
             return False
         draft = self.scheduler.next_plan()
         if draft is None:
             return False
-        assert sum(len(r.tokens) // 4 for r in draft.rows) <= self.limits.chunk
+        assert draft.prompt_rows <= self.limits.chunk
         assert len(draft.rows) == len({r.request for r in draft.rows}) <= self.limits.running
         self.seq += 1
         self.draft_census = self.scheduler.census()
