@@ -22,11 +22,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from backends.base import PAGE_LEN
 from homeserve.engine.census import Census
 from homeserve.engine.flip_driver import FlipDriver, Handle
 from homeserve.engine.flip_record import FlipRecord, FlipRefused
@@ -34,6 +32,7 @@ from homeserve.engine.flip_totals import FlipTotals
 from homeserve.engine.request import EngineLimits, FinishReason, GenerateCall, TokenEvent
 from homeserve.engine.scheduler import Draft, Emit, Scheduler
 from homeserve.engine.sequence import Sequence
+from homeserve.engine.snapshot import Counts
 from homeserve.engine.snapshot import EngineSnapshot as EngineSnapshot
 from homeserve.engine.snapshot import percentiles as percentiles
 from homeserve.engine.stream import TokenStream
@@ -53,8 +52,6 @@ OOM_KV_SHARE = 0.5
 OOM_KV_TOKENS_MIN = 512
 """The pool is not lowered below this: a machine that cannot hold it cannot serve."""
 
-EVENT_COUNT = 64
-SAMPLE_COUNT = 512
 LAG_PERIOD_S = 0.25
 
 
@@ -101,16 +98,11 @@ class Engine:
         self._streams: dict[int, TokenStream] = {}
         self._sequences: dict[TokenStream, Sequence] = {}
         self._state = "ready"
-        self._counts = dict.fromkeys(FinishReason, 0)
-        self._prompt_tokens = 0
-        self._generated_tokens = 0
-        self._plans_issued = 0
-        self._plans_acked = 0
+        self._counts = Counts()
         self._plans_open = 0
         """Issued in this life of the fleet, and not answered."""
         self._acked_since_loss = True
         self._fruitless_losses = 0
-        self._restarts = 0
         self._draining = False
         self._census_wanted: list[asyncio.Future[dict[str, Any]]] = []
         self._census_flight: dict[int, tuple[Census, list[asyncio.Future[dict[str, Any]]]]] = {}
@@ -121,9 +113,6 @@ class Engine:
         self._late_ends: list[tuple[Sequence, FinishReason]] = []
         """What was ended from outside during a flip, in order."""
         self._unarmed_step = False
-        self._events: deque[dict[str, Any]] = deque(maxlen=EVENT_COUNT)
-        self._step_ms: deque[float] = deque(maxlen=SAMPLE_COUNT)
-        self._lag_ms: deque[float] = deque(maxlen=SAMPLE_COUNT)
         self._tasks: set[asyncio.Task[None]] = set()
         self._quiet = asyncio.Event()
         self._quiet.set()
@@ -255,7 +244,7 @@ class Engine:
             return
         began = time.perf_counter()
         self._unarmed_step = self._flips is None or not self._flips.on
-        self._plans_acked += 1
+        self._counts.plans_acked += 1
         self._plans_open -= 1
         self._timeline.answered(seq, results)
         self._acked_since_loss = True
@@ -267,7 +256,7 @@ class Engine:
             self._deliver(self._scheduler.apply(seq, results[-1].samples))
         self._pump()
         self._unarmed_step = False
-        self._step_ms.append(1e3 * (time.perf_counter() - began))
+        self._counts.step_ms.append(1e3 * (time.perf_counter() - began))
 
     def on_lost(self, loss: Loss) -> None:
         """A rank is gone or cannot be trusted any more."""
@@ -313,7 +302,7 @@ class Engine:
         except HomeserveError as error:
             self._give_up(error)
             return
-        self._restarts += 1
+        self._counts.restarts += 1
         self._state = "ready"
         self.note("recovered", text=f"{len(self._streams)} requests go on")
         log.info("fleet restarted; %d requests go on", len(self._streams))
@@ -345,50 +334,10 @@ class Engine:
         folder: str | None = None,
     ) -> None:
         """Record an event for `status`."""
-        self._events.append({"at": time.time(), "kind": kind, "rank": rank, "seq": seq, "text": text, "folder": folder})
+        self._counts.note(kind, rank, seq, text, folder)
 
     def snapshot(self) -> EngineSnapshot:
-        scheduler = self._scheduler
-        pages, *windows = scheduler.census()
-        slots = self.limits.kv_tokens // pages.capacity if pages.capacity else 0
-        return EngineSnapshot(
-            state=self._state,
-            epoch=self._epoch,
-            running=scheduler.running_count,
-            waiting=scheduler.waiting_count,
-            finished=self._counts[FinishReason.STOP] + self._counts[FinishReason.LENGTH],
-            aborted=self._counts[FinishReason.ABORT],
-            failed=self._counts[FinishReason.ERROR],
-            capacity_tokens=pages.capacity * slots,
-            used_tokens=(pages.live + pages.protected) * slots,
-            cached_tokens=pages.cached * slots,
-            kv_windows=tuple(
-                {
-                    "window": each.window,
-                    "capacity_tokens": each.capacity * PAGE_LEN,
-                    "used_tokens": (each.live + each.protected) * PAGE_LEN,
-                    "cached_tokens": each.cached * PAGE_LEN,
-                }
-                for each in windows
-            ),
-            prefix_lookups=scheduler.prefix.lookups,
-            prefix_hits=scheduler.prefix.hits,
-            prefix_hit_tokens=scheduler.prefix.hit_tokens,
-            prompt_tokens=self._prompt_tokens,
-            generated_tokens=self._generated_tokens,
-            preemptions=scheduler.preemptions,
-            decode_skips_max=scheduler.longest_skip,
-            plans_issued=self._plans_issued,
-            plans_acked=self._plans_acked,
-            step_overhead_ms=percentiles(self._step_ms),
-            loop_lag_ms=percentiles(self._lag_ms),
-            restarts=self._restarts,
-            events=tuple(self._events),
-            plans=self._timeline.recent(),
-            layout=self._flips.flipper.layout if self._flips is not None else self.limits.layout,
-            flip=self._flips.status() if self._flips is not None else {},
-            layouts_measured=self._flips.measured() if self._flips is not None else {},
-        )
+        return self._counts.snapshot(self._state, self.limits, self._scheduler, self._timeline, self._flips)
 
     async def census(self, timeout_s: float = 30.0) -> dict[str, Any]:
         """Count every page here and every lane on the ranks. `ok` when nothing is missing and both sides agree."""
@@ -429,12 +378,12 @@ class Engine:
         new: tuple[NewLane, ...] = (),
         rows: tuple[LaneRows, ...] = (),
     ) -> int:
-        self._plans_issued += 1
+        self._counts.plans_issued += 1
         self._plans_open += 1
         return self._fleet.issue(kind, epoch=self._epoch, drop=drop, new=new, rows=rows)
 
     def _issue_flip(self, kind: PlanKind, epoch: int, order: FlipOrder) -> int:
-        self._plans_issued += 1
+        self._counts.plans_issued += 1
         self._plans_open += 1
         return self._fleet.issue(kind, epoch=epoch, flip=order)
 
@@ -456,7 +405,7 @@ class Engine:
                 sequence = self._sequences[stream]
                 stream.timings.cached_tokens = sequence.hit_tokens
                 stream.usage.cached_tokens = sequence.hit_tokens
-                self._prompt_tokens += sequence.prompt_len
+                self._counts.prompt_tokens += sequence.prompt_len
 
     def _deliver(self, emits: list[Emit]) -> None:
         if not emits:
@@ -468,10 +417,10 @@ class Engine:
                 continue
             if emit.tokens and stream.timings.first_token is None:
                 stream.timings.first_token = now
-            self._generated_tokens += len(emit.tokens)
+            self._counts.generated_tokens += len(emit.tokens)
             if emit.finish is not None:
                 stream.timings.finished = now
-                self._counts[emit.finish] += 1
+                self._counts.ended[emit.finish] += 1
                 del self._streams[emit.sequence.key]
                 del self._sequences[stream]
             stream.push(TokenEvent(emit.tokens, emit.logprobs, emit.prompt_logprobs, emit.finish, emit.error))
@@ -499,7 +448,7 @@ class Engine:
         while True:
             before = time.perf_counter()
             await asyncio.sleep(LAG_PERIOD_S)
-            self._lag_ms.append(max(0.0, 1e3 * (time.perf_counter() - before - LAG_PERIOD_S)))
+            self._counts.lag_ms.append(max(0.0, 1e3 * (time.perf_counter() - before - LAG_PERIOD_S)))
 
 
 class _FlipHost:
