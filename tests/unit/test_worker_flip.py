@@ -27,7 +27,7 @@ HELD = {0, 3}
 lives = st.tuples(*(st.sets(st.integers(0, most)) for most in (PAGES - 1, 8, SLOTS - 1)))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.lists(lives, min_size=1, max_size=3))
 def test_every_row_arrives_however_often_the_layout_changes(flips: list[tuple[set[int], set[int], set[int]]]) -> None:
     with Rig() as rig:
