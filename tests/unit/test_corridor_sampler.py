@@ -140,9 +140,10 @@ def test_a_rank_that_was_started_again_keeps_the_peak_of_both_lives(tmp_path: Pa
 
 
 async def test_each_step_of_a_flip_is_sampled_at_once_and_marked(tmp_path: Path) -> None:
-    """The ordinary period is so long that only steps wake the thread; between steps it looks again by itself."""
+    """The ordinary period is so long that only a step wakes the thread; until the next one it looks again by itself."""
     holds(tmp_path, 11, 40)
     looks: asyncio.Queue[None] = asyncio.Queue()
+    waits: asyncio.Queue[float] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
     class Counted:
@@ -152,18 +153,26 @@ async def test_each_step_of_a_flip_is_sampled_at_once_and_marked(tmp_path: Path)
 
         def close(self) -> None: ...
 
+    class Watched(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            loop.call_soon_threadsafe(waits.put_nowait, timeout or 0.0)
+            return super().wait(timeout)
+
     watch = CorridorSampler(
         100 * MIB, lambda: "ready", lambda _: None, Counted(), period_s=PATIENCE_S, peaks=RankPeaks(tmp_path)
     )
+    watch._woken = Watched()
     watch.start()
-    await asyncio.wait_for(looks.get(), PATIENCE_S)
-    for step in ("draining", "packing"):
-        watch.flip(FlipStep(f"flip {step}", "prepare, pipeline", ((0, 11),)))
-        for _ in range(3):
-            await asyncio.wait_for(looks.get(), PATIENCE_S)
-    watch.flip(None)
-    while watch.as_json()["devices"][0]["samples"][-1][2] != "ready":
-        await asyncio.wait_for(looks.get(), PATIENCE_S)
+    async with asyncio.timeout(PATIENCE_S / 2):
+        await looks.get()
+        assert await waits.get() > 1, "the thread waits for its period"
+        for step in ("draining", "packing"):
+            watch.flip(FlipStep(f"flip {step}", "prepare, pipeline", ((0, 11),)))
+            for _ in range(3):
+                await looks.get()
+        watch.flip(None)
+        while watch.as_json()["devices"][0]["samples"][-1][2] != "ready":
+            await looks.get()
     watch.stop()
     body = watch.as_json()
     phases = [sample[2] for sample in body["devices"][0]["samples"]]
