@@ -159,7 +159,8 @@ bool aligned(const uint8_t *p) { return reinterpret_cast<uintptr_t>(p) % LANE ==
 // What a copy fetches while it is at `done` of `bytes` from `from`: what comes AHEAD bytes later, be it in the piece that follows.
 inline void fetch(const uint8_t *from, size_t done, size_t bytes, const uint8_t *following) {
     const size_t at = done + AHEAD;
-    __builtin_prefetch(at < bytes ? from + at : following + (at - bytes), 0, 0);
+    const uintptr_t next = at < bytes ? reinterpret_cast<uintptr_t>(from) + at : reinterpret_cast<uintptr_t>(following) + (at - bytes);
+    __builtin_prefetch(reinterpret_cast<const uint8_t *>(next), 0, 0);
 }
 
 // Whole stripes, digested on their way.
@@ -199,9 +200,9 @@ void copy_around(uint8_t *to, const uint8_t *from, size_t bytes) {
 }
 
 // Walks the pieces that stand in the stream from `at` on.
-class Walk {
+class Cursor {
   public:
-    Walk(const hs_pieces &pieces, size_t at) : pieces_(pieces), at_(at) {
+    Cursor(const hs_pieces &pieces, size_t at) : pieces_(pieces), at_(at) {
         const int64_t *ends = pieces.ends;
         piece_ = std::upper_bound(ends, ends + pieces.count, static_cast<int64_t>(at)) - ends;
     }
@@ -229,34 +230,34 @@ class Walk {
 };
 
 // `bytes` of a stream, at most one stripe, from the pieces to `to`.
-void assemble(Walk &walk, uint8_t *to, size_t bytes) {
+void assemble(Cursor &cursor, uint8_t *to, size_t bytes) {
     for (size_t done = 0; done < bytes;) {
-        const size_t some = std::min(walk.left(), bytes - done);
-        if (const uint8_t *from = walk.place()) std::memcpy(to + done, from, some);
+        const size_t some = std::min(cursor.left(), bytes - done);
+        if (const uint8_t *from = cursor.place()) std::memcpy(to + done, from, some);
         else std::memset(to + done, 0, some);
-        walk.on(some);
+        cursor.on(some);
         done += some;
     }
 }
 
 // One block of the stream, at most, from the pieces to `to`. Returns what it adds to the digest.
-uint64_t pack_block(Walk &walk, uint8_t *to, size_t bytes, uint64_t block) {
+uint64_t pack_block(Cursor &cursor, uint8_t *to, size_t bytes, uint64_t block) {
     Sums sums;
     Keys keys;
     const bool around = aligned(to);
     for (size_t done = 0; done < bytes;) {
-        const size_t here = walk.left(), left = std::min(here, bytes - done) / STRIPE * STRIPE;
-        if (left && walk.place()) {
-            const uint8_t *following = here > left ? walk.place() + left : walk.following();
-            around ? copy_stripes<true>(to + done, walk.place(), left, following, sums, keys)
-                   : copy_stripes<false>(to + done, walk.place(), left, following, sums, keys);
-            walk.on(left);
+        const size_t here = cursor.left(), left = std::min(here, bytes - done) / STRIPE * STRIPE;
+        if (left && cursor.place()) {
+            const uint8_t *following = here > left ? cursor.place() + left : cursor.following();
+            around ? copy_stripes<true>(to + done, cursor.place(), left, following, sums, keys)
+                   : copy_stripes<false>(to + done, cursor.place(), left, following, sums, keys);
+            cursor.on(left);
             done += left;
             continue;
         }
         uint8_t stripe[STRIPE] = {};
         const size_t some = std::min(STRIPE, bytes - done);
-        assemble(walk, stripe, some);
+        assemble(cursor, stripe, some);
         std::memcpy(to + done, stripe, some);
         sums.add(stripe, keys);
         keys.step();
@@ -292,19 +293,19 @@ class Move final : public Job {
 
   private:
     uint64_t pack(size_t first, size_t bytes) const {
-        Walk walk(pieces_, first);
+        Cursor cursor(pieces_, first);
         uint64_t sum = 0;
         for (size_t done = 0; done < bytes; done += BLOCK)
-            sum += pack_block(walk, stream_ + first + done, std::min(BLOCK, bytes - done), (first + done) / BLOCK);
+            sum += pack_block(cursor, stream_ + first + done, std::min(BLOCK, bytes - done), (first + done) / BLOCK);
         return sum;
     }
 
     void unpack(size_t first, size_t bytes) const {
-        Walk walk(pieces_, first);
+        Cursor cursor(pieces_, first);
         for (size_t done = 0; done < bytes;) {
-            const size_t some = std::min(walk.left(), bytes - done);
-            copy_around(walk.place(), stream_ + first + done, some);
-            walk.on(some);
+            const size_t some = std::min(cursor.left(), bytes - done);
+            copy_around(cursor.place(), stream_ + first + done, some);
+            cursor.on(some);
             done += some;
         }
     }

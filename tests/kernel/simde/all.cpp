@@ -4,6 +4,7 @@
 #include "delta.cpp"
 #include "experts.cpp"
 #include "linear.cpp"
+#include "move.cpp"
 #include "program.cpp"
 #include "quantise.cpp"
 #include "repack.cpp"
