@@ -15,6 +15,7 @@ import numpy as np
 
 from backends.base import (
     NO_STATES,
+    Binding,
     Capability,
     Collective,
     DeviceFacts,
@@ -29,6 +30,7 @@ from backends.base import (
     SharedPools,
     StatePool,
     TensorView,
+    WeightHome,
 )
 from backends.needs import SHARES, check_exchanges, refuse_missing
 from backends.quant import QuantType
@@ -36,6 +38,7 @@ from backends.reference.compute import GATES, Array
 from backends.reference.delta import state_bytes
 from backends.reference.dequant import INTEGERS, NOT_WEIGHTS, PLAIN, dequantise
 from backends.reference.experts import ROUTINGS
+from backends.reference.layouts import ReferenceLayouts
 from backends.reference.pools import POOL_TYPES, pool_bytes
 from backends.reference.program import ReferenceProgram
 from budget.host import read_memory
@@ -94,6 +97,21 @@ class ReferenceBackend:
             done += view.nbytes
             progress("weights", done, total)
         return ReferenceProgram(ops, dense, kv, limits, self.dtype, states, collective)
+
+    def bind_layouts(
+        self,
+        bindings: Sequence[Binding],
+        limits: Limits,
+        progress: LoadProgress,
+        collective: Collective,
+        home: WeightHome,
+    ) -> ReferenceLayouts:
+        """Each layout is made again from its views, whatever `home` says: nothing is packed here."""
+
+        def make(each: Binding) -> ReferenceProgram:
+            return self.bind(each.ops, each.weights, each.kv, limits, progress, each.states, collective)
+
+        return ReferenceLayouts(bindings, make)
 
     def close(self) -> None:
         """Nothing is held but what programs hold."""

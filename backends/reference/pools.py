@@ -41,6 +41,7 @@ class Pools:
         assert kv.type in POOL_TYPES and not any(slots % PAGE_LEN for slots in kv.group_slots)
         self.type = kv.type
         self.dtype = dtype
+        self.itemsize = _storage(kv.type, dtype).itemsize
         self.groups = tuple(layer.group for layer in kv.layers)
         shapes = [(kv.group_slots[layer.group], layer.kv_heads, layer.head_dim) for layer in kv.layers]
         storage = _storage(kv.type, dtype)

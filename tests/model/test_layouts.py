@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -11,10 +12,11 @@ import numpy as np
 import pytest
 from fleet_rig import Fleet
 from flip_rig import Flipping, copy_home
-from ranks import Group, over_memory
+from ranks import Group, on_paper, over_memory
 from wide_models import wide
 
-from backends.base import Backend, OpenOptions, WeightHome
+from backends.base import Backend, OpenOptions, RefillFailed, WeightHome
+from backends.reference.backend import ReferenceBackend
 from backends.registry import open_backend
 
 PROMPT = [(7 * at * at + 31 * at + 5) % 512 for at in range(60)]
@@ -68,3 +70,43 @@ def test_flips_there_and_back_change_no_logit(
     for one, other in zip(found, wanted, strict=True):
         np.testing.assert_allclose(one, other, atol=5e-3 if "blocks" in form else 2e-4)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("form", ["llama", "qwen35"])
+def test_the_oracle_flips_too(form: str) -> None:
+    model = wide(form)
+    wanted = steps(Fleet(model.family, model.config, model.tensors), lambda step: None)
+    ranks = Flipping(form, (2, 1, 1), on_paper(3), lambda: ReferenceBackend(OpenOptions()), copy_home)
+    found = steps(ranks, lambda step: ranks.flip({0: 37 + step, 2: 21 + step}))
+    ranks.close()
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-4)
+
+
+def test_a_refill_from_a_damaged_copy_is_tried_again_and_then_given_up(acts: Callable[[int], Group]) -> None:
+    ranks = Flipping("llama", (1, 1), acts(2), cpu_rank, copy_home)
+    layouts = ranks.layouts[0]
+    copy = next(region for region in layouts.memory_regions() if region.line == "weights copy")
+    memory = (ctypes.c_uint8 * copy.bytes).from_address(copy.address)
+    good = layouts.refill("tensor")
+    assert good.tries == 1 and good.digest == layouts.arena_digest("tensor")
+    damaged = bytes(memory)
+    for at in range(0, copy.bytes, 64):
+        memory[at] ^= 4
+    fill, calls = layouts._source.fill, []
+
+    def healed(name: str, arena: int) -> tuple[int, int]:
+        calls.append(name)
+        if len(calls) == 2:
+            ctypes.memmove(copy.address, damaged, copy.bytes)
+        return fill(name, arena)
+
+    with pytest.raises(RefillFailed, match="filled in 2 times"):
+        layouts.refill("tensor")
+    layouts._source.fill = healed
+    assert layouts.refill("tensor").tries == 2
+    arena = next(region for region in layouts.memory_regions() if region.line == "weights")
+    ctypes.memset(arena.address, 7, arena.bytes)
+    assert layouts.arena_digest("tensor") != good.digest
+    assert layouts.refill("tensor").digest == good.digest == layouts.arena_digest("tensor")
+    ranks.close()
