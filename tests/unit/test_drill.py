@@ -94,6 +94,53 @@ def test_flags_of_the_drill_alone_are_refused(flags: list[str], capsys: pytest.C
     assert f"{flags[0]}: is of --flip-drill" in capsys.readouterr().err
 
 
+class Temporary:
+    """Instead of a server of the drill's own."""
+
+    made: list[tuple[str | None, tuple[str, ...]]]
+    stopped = 0
+
+    def __init__(self, model: str | None, flags: tuple[str, ...]) -> None:
+        Temporary.made.append((model, flags))
+
+    def start(self) -> str:
+        return "http://own"
+
+    def stop(self) -> None:
+        Temporary.stopped += 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "urls", "asked", "own"),
+    [
+        ([], ["http://still", "http://flips"], ["http://still", "http://flips"], []),
+        ([], ["http://still"], ["http://still", "http://own"], [None]),
+        ([], [], ["http://own"], [None]),
+        (["--model", "m"], ["http://flips"], ["http://own"], ["m"]),
+        (["--url", "http://flips"], ["http://still"], ["http://flips"], []),
+    ],
+)
+def test_a_drill_takes_a_running_server_that_can_flip_or_one_of_its_own(
+    flags: list[str], urls: list[str], asked: list[str], own: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    async def drill(url: str, key: str | None, *, round_trip: bool) -> Report:
+        tried.append(url)
+        if "still" in url:
+            raise CannotDrill("one rank has one layout")
+        return Report(url, "counting upward", (GOOD,), (), ())
+
+    monkeypatch.setattr(drills, "running_urls", lambda environ: urls)
+    monkeypatch.setattr(drills, "drill", drill)
+    monkeypatch.setattr(drills, "fixture_path", lambda: None)
+    monkeypatch.setattr(drills, "TemporaryServer", Temporary)
+    Temporary.made, Temporary.stopped = [], 0
+    assert cli.main(["doctor", "--flip-drill", *flags]) == 0
+    assert tried == asked and [model for model, _ in Temporary.made] == own and Temporary.stopped == len(own)
+    assert all("manual" in flags for _, flags in Temporary.made)
+
+
 def test_a_url_and_a_model_are_two_servers(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", "--flip-drill", "--url", "http://x", "--model", "m"]) == 2
     assert "--model is for a server of the drill's own" in capsys.readouterr().err
