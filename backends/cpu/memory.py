@@ -16,6 +16,7 @@ from backends.base import LoadProgress
 ALIGN = 64
 
 MIB = 1024 * 1024
+HUGE_PAGE = 2 * MIB
 
 
 COMMIT_BYTES = 256 * MIB
@@ -54,8 +55,9 @@ class Mapping:
             raise self._refused(error)
 
     def release(self) -> None:
-        """Give its pages back to the system; the address stays, and reads as zeros. Raises OSError."""
-        error = self._library.hs_release(self.address, max(self.size, 1))
+        """Give its pages back to the system, those behind its end too: a huge page is held whole. The address stays,
+        and reads as zeros. Raises OSError."""
+        error = self._library.hs_release(self.address, -(-max(self.size, 1) // HUGE_PAGE) * HUGE_PAGE)
         if error:
             raise OSError(error, f"{self.size} bytes of {self.purpose} could not be given back: {os.strerror(error)}")
 

@@ -1,0 +1,199 @@
+"""What a rank with two layouts holds, read from the system: pools that take turns give their pages back, at addresses
+that stay; and what its images do when the disk or a file is not what it should be."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+from flip_rig import OTHER, Flipping, copy_home
+from ranks import Group, over_memory
+
+from backends.base import Backend, OpenOptions, WeightHome
+from backends.registry import open_backend
+
+ALMOST_NOTHING = 64 * 1024
+PROMPT = list(range(3, 40))
+
+
+def cpu_rank() -> Backend:
+    return open_backend("cpu", OpenOptions(threads=1))
+
+
+@pytest.fixture
+def acts() -> Iterator[Callable[[int], Group]]:
+    with ExitStack() as stack:
+        device = stack.enter_context(closing(cpu_rank()))
+        yield lambda ranks: stack.enter_context(over_memory(device.library, ranks))
+
+
+def resident(address: int) -> int:
+    """Bytes of the mapping that begins there."""
+    start = -1
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if match := re.match(r"([0-9a-f]+)-", line):
+            start = int(match[1], 16)
+        elif line.startswith("Rss:") and start == address:
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"no mapping at {address:x}")
+
+
+@pytest.mark.parametrize("form", ["llama", "qwen35"])
+def test_only_the_active_layouts_pools_hold_memory(acts: Callable[[int], Group], form: str) -> None:
+    ranks = Flipping(form, (1, 1), acts(2), cpu_rank, copy_home)
+    pools = [
+        {name: bound.pools.memory_regions() for name, bound in layouts._bounds.items()} for layouts in ranks.layouts
+    ]
+    for _ in range(3):
+        ranks.run([(0, 0, PROMPT)])
+        ranks.flip({0: len(PROMPT)})
+        for layouts, own in zip(ranks.layouts, pools, strict=True):
+            for name, regions in own.items():
+                assert layouts._bounds[name].pools.memory_regions() == regions, "addresses stay"
+                for region in regions:
+                    held = resident(region.address)
+                    if name == layouts.active:
+                        assert held >= region.bytes, region
+                    else:
+                        assert held <= ALMOST_NOTHING, region
+    ranks.close()
+
+
+def test_the_copy_is_told_once_and_no_file_of_the_model_stays_open(acts: Callable[[int], Group]) -> None:
+    ranks = Flipping("llama", (2, 1, 1), acts(3), cpu_rank, copy_home)
+    lines = [layouts.memory_lines() for layouts in ranks.layouts]
+    sizes = {r.bytes for layouts in ranks.layouts for r in layouts.memory_regions() if r.line == "weights copy"}
+    assert {sum(each["weights copy"] for each in lines)} == sizes
+    for layouts, each in zip(ranks.layouts, lines, strict=True):
+        assert each["weights"] == max(bound.arena_bytes for bound in layouts._bounds.values())
+    ranks.close()
+
+
+# ---------------------------------------------------------------------------------------------------------- images
+
+
+def with_images(acts: Callable[[int], Group], folder: Path, at: Callable[[str], bool] = lambda step: False) -> Flipping:
+    def home(rank: int, ranks: int, whole: object, fd: int) -> WeightHome:
+        return WeightHome("images", rank, ranks, folder=str(folder), at=at)
+
+    return Flipping("llama", (1, 1), acts(2), cpu_rank, home)
+
+
+def turned(ranks: Flipping) -> None:
+    """Every rank in the other layout, and nothing on its way any more."""
+    to = OTHER[ranks.active]
+    for layouts in ranks.layouts:
+        layouts.release()
+        layouts.map(to)
+        layouts.refill(to)
+        layouts.activate(to)
+        layouts._source.settled()
+
+
+def image_bytes(ranks: Flipping) -> list[int]:
+    return [layouts.memory_lines().get("weights image", 0) for layouts in ranks.layouts]
+
+
+def test_one_image_is_in_memory_and_the_other_in_the_folder(acts: Callable[[int], Group], tmp_path: Path) -> None:
+    ranks = with_images(acts, tmp_path)
+    assert sorted(each.name for each in tmp_path.iterdir()) == [f"weights-rank{r}-pipeline.image" for r in (0, 1)]
+    sizes = [{n: b.arena_bytes for n, b in layouts._bounds.items()} for layouts in ranks.layouts]
+    assert image_bytes(ranks) == [each["tensor"] for each in sizes]
+    turned(ranks)
+    assert image_bytes(ranks) == [each["pipeline"] for each in sizes]
+    assert len(list(tmp_path.iterdir())) == 4
+    written = {each.name: each.stat().st_mtime_ns for each in tmp_path.iterdir()}
+    turned(ranks)
+    turned(ranks)
+    assert {each.name: each.stat().st_mtime_ns for each in tmp_path.iterdir()} == written, "written once"
+    ranks.close()
+    assert not list(tmp_path.iterdir())
+
+
+def full_disk(step: str) -> bool:
+    if step == "spill":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return False
+
+
+def test_a_full_disk_leaves_both_images_in_memory(acts: Callable[[int], Group], tmp_path: Path) -> None:
+    ranks = with_images(acts, tmp_path, full_disk)
+    assert not list(tmp_path.iterdir()), "no part of a file stays"
+    both = [sum(bound.arena_bytes for bound in layouts._bounds.values()) for layouts in ranks.layouts]
+    assert image_bytes(ranks) == both
+    assert all("cannot be written: No space left" in layouts.notes[0] for layouts in ranks.layouts)
+    for _ in range(3):
+        turned(ranks)
+    assert image_bytes(ranks) == both
+    ranks.close()
+
+
+Damage = Callable[[Path, Path], None]
+
+
+def cut(path: Path, other: Path) -> None:
+    os.truncate(path, path.stat().st_size - 5)
+
+
+def torn(path: Path, other: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2].ljust(len(data), b"\0"))
+
+
+def foreign(path: Path, other: Path) -> None:
+    data, trailer = path.read_bytes(), bytearray(other.read_bytes()[-96:])
+    trailer[16:24] = data[-80:-72]
+    path.write_bytes(data[:-96] + trailer)
+
+
+def other_layout(path: Path, other: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:-64] + b"tensor".ljust(32, b"\0") + data[-32:])
+
+
+def other_weights(path: Path, other: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-72] ^= 1
+    path.write_bytes(data)
+
+
+def decayed(path: Path, other: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[1000] ^= 16
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (cut, "cut or torn"),
+        (torn, "it is torn, or no image"),
+        (foreign, "another rank or another model"),
+        (other_layout, "an image of the tensor layout, not of the pipeline layout"),
+        (other_weights, "an image of other weights"),
+        (decayed, "came back with the digest"),
+        (lambda path, other: path.unlink(), "No such file"),
+    ],
+    ids=["cut", "torn", "foreign", "other layout", "other weights", "decayed", "gone"],
+)
+def test_a_file_that_is_not_the_image_is_never_filled_in(
+    acts: Callable[[int], Group], tmp_path: Path, damage: Damage, why: str
+) -> None:
+    ranks = with_images(acts, tmp_path)
+    damage(*(tmp_path / f"weights-rank{rank}-pipeline.image" for rank in (0, 1)))
+    turned(ranks)
+    assert why in ranks.layouts[0].not_ready("pipeline")
+    assert not ranks.layouts[1].not_ready("pipeline") and not ranks.layouts[0].not_ready("tensor") == ""
+    ranks.close()
+
+
+def test_a_spoilt_promotion_is_not_ready(acts: Callable[[int], Group], tmp_path: Path) -> None:
+    ranks = with_images(acts, tmp_path, lambda step: step == "promote")
+    turned(ranks)
+    assert all("came back with the digest" in layouts.not_ready("pipeline") for layouts in ranks.layouts)
+    ranks.close()
