@@ -1,6 +1,6 @@
 """A rank's part in a flip: what it checks, packs, compares, and then cannot take back.
 
-    FLIP_PREPARE pack      check: is the order one that can be followed, is there room, do both layouts agree on sizes
+    FLIP_PREPARE pack      check: is the order one that can be followed, do both layouts agree on sizes, is there room
                            pack: what each rank will have of this one's pools, into the transit memory, with digests
     FLIP_PREPARE verify    exchange: is all there that others were to pack for this rank, and as long as it must be
                            digest: are the bytes in the transit memory those that their rank packed
@@ -172,7 +172,20 @@ class RankFlip:
             self._check_length(payload, active)
         for payload in plan.of_target(self._rank):
             self._check_length(payload, order.to)
+        for payload in plan.of_source(self._rank):
+            self._reserve(payload)
         return plan
+
+    def _reserve(self, payload: Payload) -> None:
+        """Room for what this rank is about to pack."""
+        if not payload.nbytes:
+            return
+        try:
+            self._memory.reserve(payload.offset, payload.nbytes)
+        except OSError as error:
+            raise FlipRefused(
+                f"{_name(payload)}: no room for {payload.nbytes} bytes in the transit memory: {error.strerror}"
+            ) from error
 
     def _check_length(self, payload: Payload, layout: str) -> None:
         """That this rank's pools in `layout` make of the payload's rows as many bytes as everybody counts."""
@@ -187,13 +200,6 @@ class RankFlip:
     def _packed(self, plan: Moves) -> tuple[FlipDigest, ...]:
         own = [payload for payload in plan.of_source(self._rank) if payload.nbytes]
         spoilt = self._faults.at("prepare.pack")
-        for payload in own:
-            try:
-                self._memory.reserve(payload.offset, payload.nbytes)
-            except OSError as error:
-                raise FlipRefused(
-                    f"{_name(payload)}: no room for {payload.nbytes} bytes in the transit memory: {error.strerror}"
-                ) from error
         digests: list[FlipDigest] = []
         for payload in own:
             with self._memory.view(payload.offset, payload.nbytes) as view:
@@ -212,6 +218,7 @@ class RankFlip:
             due = [payload for payload in plan.of_target(self._rank) if payload.nbytes]
             for payload in due:
                 self._check_came(payload, told)
+                self._memory.reach(payload.offset, payload.nbytes)
                 if spoilt:
                     with self._memory.view(payload.offset, payload.nbytes) as view:
                         _spoil(view)
