@@ -242,7 +242,7 @@ def _too_large(settings: Settings, refusal: Refusal) -> BudgetError:
         told["devices"] = "cpu"
     given = [name for name in _OF_RANKS if getattr(settings, name) not in ("auto", ())]
     away = [name for name in given if refusal.nearest[name] == "auto"]
-    if flip_mode(settings) != "off" and flip_said(settings) and refusal.nearest["flip"] != "on":
+    if flip_mode(settings) != "off" and flip_said(settings) and refusal.nearest["flip"] != "manual":
         away.append("flip")
     if away and "devices" not in told:
         field = away[-1]

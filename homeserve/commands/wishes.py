@@ -31,7 +31,6 @@ ALL_LAYERS = 1 << 16
 
 _KV_TYPE = Option("text", "", "", choices=tuple(KV_BITS))
 _MEMORY = Option("text", "", "", choices=("auto", "discrete", "unified"))
-_FLIP = Option("text", "", "", choices=("auto", "manual", "off"))
 _DRAFT = Option("text", "", "", choices=("auto", "off"))
 _SWITCH = Option("switch", "", "")
 _LAYERS = Option("int", "", "", low=0, high=ALL_LAYERS)
@@ -104,7 +103,7 @@ def wish_of(args: argparse.Namespace, settings: Settings, box: Box) -> Wish:
         cpu_ranks=ranks,
         unified=_MEMORY.convert(args.memory or settings.memory, "--memory", "memory") == "unified",
         layout=_like_up(args, settings, "layout"),
-        flip={"auto": "auto", "manual": "on", "off": "off"}[_FLIP.convert(args.flip or "auto", "--flip", "flip")],
+        flip={"auto": "auto", "manual": "on", "off": "off"}[_like_up(args, settings, "flip")],
         weight_vector=_like_up(args, settings, "weight_vector"),
         token_vector=_like_up(args, settings, "token_vector"),
         pipeline_ratio=_like_up(args, settings, "pipeline_ratio"),

@@ -287,3 +287,10 @@ def test_images_are_asked_for_where_there_is_a_folder() -> None:
         "", "--flip auto", "--flip manual", "--flip off", "--layout tensor",
     )}  # fmt: skip
     assert list(flips.values()) == ["auto", "on", "on", "off", "off"]
+
+
+def test_a_refusal_whose_way_out_keeps_the_flip_does_not_name_it() -> None:
+    """A smaller pool fits with both layouts."""
+    with pytest.raises(BudgetError) as caught:
+        of_words("--devices cpu:2 --flip manual --kv-tokens 200000 --max-running 1", cores=4, mib=12000)
+    assert "--kv-tokens" in (caught.value.fix or "") and "without" not in (caught.value.fix or "")
