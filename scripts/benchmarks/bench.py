@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import document
+import flip_tests
 import limits
 import psutil
 import rank_tests
@@ -65,6 +66,9 @@ def main() -> int:
     if rank_tests.TENSOR in tests:
         for name, path in models(options, rank_tests.MODELS):
             run.tensor(name, path)
+    if rank_tests.FLIP in tests:
+        for name, path in models(options, flip_tests.MODELS):
+            run.flips(name, path)
     document_ = report(run.samples)
     for model in document_["models"]:
         print(f"\n{model['model']}\n\n{table(model)}")
@@ -240,6 +244,26 @@ class Run:
             finally:
                 for server in servers:
                     server.stop()
+
+    def flips(self, name: str, path: Path) -> None:
+        """Flips of two ranks, with nothing live and with rows and states."""
+        model, options = f"{rank_tests.of_model(name)}, flips", self.options
+        done = (flip_tests.PER_MIB, options.repeat - 1)
+        if any(sample.model == model and (sample.test, sample.run) == done for sample in self.samples):
+            return
+        prompts = Prompts(random.Random(options.seed), options.vocab)
+        subject = RankSubject(model, self.facts(model, name.rpartition(".")[2]))
+        with tempfile.TemporaryDirectory(prefix="homeserve-bench-") as scratch:
+            server = flip_tests.server_of(path, options.threads, Path(scratch), options.ours, options.isa)
+            try:
+                server.realtime = not options.no_realtime
+                server.start()
+                status = server.get("/v1/homeserve/status")
+                subject.facts["quant"] = status["model"]["quant"]
+                subject.versions[server.engine] = (status["version"], status["ranks"][0]["isa"])
+                flip_tests.measure_flips(server, options.repeat, prompts, rank_tests.RANKS, self.keeper(subject))
+            finally:
+                server.stop()
 
     def facts(self, name: str, quant: str) -> dict[str, Any]:
         """What stands in every sample of a model."""

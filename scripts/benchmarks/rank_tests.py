@@ -1,4 +1,5 @@
-"""What several ranks are measured by: `sum8k` and `tp2_vs_1x2` of scripts/bench. Neither needs a llama-server.
+"""What several ranks are measured by: `sum8k`, `tp2_vs_1x2` and `flip` (flip_tests.py) of scripts/bench. None needs a
+llama-server.
 
     sum8k         a sum of 8 KiB between two processes (sums.py), ours and gloo in turn
     tp2_vs_1x2    decode by two CPU ranks with one thread each in the tensor layout, and by one rank with two threads:
@@ -24,8 +25,8 @@ import sums
 from measures import Prompts, decode
 from servers import Server, homeserve
 
-SUM, TENSOR = "sum8k", "tp2_vs_1x2"
-TESTS = frozenset((SUM, TENSOR))
+SUM, TENSOR, FLIP = "sum8k", "tp2_vs_1x2", "flip"
+TESTS = frozenset((SUM, TENSOR, FLIP))
 MODELS = ("SmolLM2-135M-Instruct.Q4_1", "llama-1.5b.Q4_K_M")
 """Of the second, where no others are asked for."""
 RANKS = 2

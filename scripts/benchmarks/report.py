@@ -186,7 +186,9 @@ def _ratio(test: str, one: Sample, pairs: Sequence[float]) -> dict[str, Any]:
 
 
 def _of_limit(row: dict[str, Any], limits: dict[str, float]) -> dict[str, float] | None:
-    """Percents: of the bandwidth for one stream's decode, of the integer peaks for a prefill."""
+    """Percents: of the bandwidth for one stream's decode, of the integer peaks for a prefill, of copying for a flip."""
+    if row["unit"] == "GB/s" and "copy_gb_s" in limits:
+        return {"copy_gb_s": round(100 * row["median"] / limits["copy_gb_s"], 1)}
     if row["test"] == "tg@0" and {"bytes_per_token", "read_gb_s"} <= limits.keys():
         return {"read_gb_s": _percent(row["median"] * limits["bytes_per_token"], limits["read_gb_s"])}
     if row["test"] in ("pp512", "pp2048") and {"ops_per_token", PEAK, "int8_gop_s"} <= limits.keys():
@@ -239,6 +241,10 @@ def _limit(row: dict[str, Any]) -> str:
         return ""
     if "read_gb_s" in found:
         return f"{found['read_gb_s']:.0f} % of reading"
+    if "copy_gb_s" in found:
+        least = subjects.LEAST.get(row["test"])
+        goal = "" if least is None else f", at least {least:g}: {'met' if found['copy_gb_s'] >= least else 'missed'}"
+        return f"{found['copy_gb_s']:.0f} % of copying{goal}"
     return f"{found[PEAK]:.0f} % of int16, {found['int8_gop_s']:.0f} % of int8"
 
 

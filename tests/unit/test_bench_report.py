@@ -13,6 +13,7 @@ sys.path.insert(0, str(ROOT / "scripts" / "benchmarks"))
 
 import client  # noqa: E402
 import document  # noqa: E402
+import flip_tests  # noqa: E402
 import measures  # noqa: E402
 import rank_tests  # noqa: E402
 import report  # noqa: E402
@@ -93,8 +94,9 @@ def test_each_result_takes_the_setting_that_is_best_for_it() -> None:
 def test_every_row_of_the_goals_is_measured() -> None:
     given = {result for measure in measures.MEASURES for result in measure.gives}
     assert not given & rank_tests.TESTS
-    given |= rank_tests.TESTS
-    assert given == measures.RESULTS.keys() and subjects.DEMANDS.keys() | subjects.MOST.keys() <= given
+    given |= rank_tests.TESTS | set(flip_tests.TESTS)
+    goals = subjects.DEMANDS.keys() | subjects.MOST.keys() | subjects.LEAST.keys()
+    assert given == measures.RESULTS.keys() and goals <= given
     assert all(result.chosen_by in given for result in measures.RESULTS.values())
     assert subjects.goal(MODEL, "pp512") == 1.5 and subjects.goal("llama-1.5b.Q8_0", "pp2048") == 3.0
     assert subjects.goal("SmolLM2-135M-Instruct.Q4_1", "tg@2048") == 5.0 and subjects.goal("another", "tg@0") is None

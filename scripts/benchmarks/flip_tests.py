@@ -1,0 +1,186 @@
+"""What a flip costs: `flip` of scripts/bench, on two ranks with one thread each. It needs no llama-server.
+
+    flip            ms of a flip with nothing live, beyond filling the arena
+    flip_refill     GB/s of filling the arenas: bytes of both ranks over the time of the slower one
+    flip_move       GB/s of moving KV rows and states: every byte is copied twice, into the transit memory and out of
+                    it, so twice the bytes over the slower rank's times of both, the digest of what it packs among them
+    flip_mib        ms for each MiB that is live, beyond a flip with nothing live: all that grows with the bytes, also
+                    mapping, the second digest and the reading back
+
+A run is a round trip: each number is the mean of both ways. Then the ranks are given prompts, whose rows the prefix
+cache keeps, and the round trips are made again. In every run, beside each of them, the machine's own copying of memory
+is measured by as many threads (`copy_gb_s` of the engine `machine`: bytes copied, not read and written): the rates are
+told in percent of it. Each way once before does not count.
+
+Everything is read from the server's records (GET /v1/homeserve/flip/ID).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import http.client
+import json
+import mmap
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from measures import Prompts
+from rank_tests import RANKS, Keep
+from servers import Server, homeserve
+
+FLIP, REFILL, MOVE, PER_MIB = "flip", "flip_refill", "flip_move", "flip_mib"
+TESTS = (FLIP, REFILL, MOVE, PER_MIB)
+MODELS = ("SmolLM2-135M-Instruct.Q4_1", "llama-1.5b.Q4_K_M", "qwen35.Q4_K_M")
+"""Where no others are asked for: a small one, a large one, and one with recurrent states."""
+LAYOUTS = ("tensor", "pipeline")
+"""The two ways of a round trip, from the layout in which the ranks rest."""
+MIB = 1 << 20
+CONTEXT, LANES = 2048, 4
+PROMPT = 1000
+"""Tokens of each prompt whose rows are kept, one for each lane."""
+COPY_BYTES = 256 * MIB
+COPY_ROUNDS = 5
+BOUND_S = 120.0
+POLL_S = 0.01
+FLIPPING = ("--devices", f"cpu:{RANKS}", "--layout", "pipeline", "--flip", "manual")
+
+Record = Mapping[str, Any]
+
+
+class FlipFailed(RuntimeError):
+    """A flip was refused, or given up."""
+
+
+def server_of(path: Path, threads: int, folder: Path, program: Sequence[str], isa: str) -> Server:
+    found = homeserve(str(path), max(1, threads // RANKS), CONTEXT, folder, program)
+    at = found.command.index("--prefix-cache")
+    found.command[at : at + 2] = ["--prefix-cache", "on"]
+    for name, value in (("--kv-tokens", LANES * CONTEXT), ("--max-running", LANES)):
+        found.command[found.command.index(name) + 1] = str(value)
+    found.command += [*FLIPPING, *(("--isa", isa) if isa else ())]
+    found.settings = " ".join((*FLIPPING, "--threads", str(max(1, threads // RANKS))))
+    return found
+
+
+def measure_flips(server: Server, runs: int, prompts: Prompts, threads: int, keep: Keep) -> None:
+    """`runs` round trips with nothing live, and as many with the rows of prompts. Raises FlipFailed."""
+    round_trip(server)
+    empty = []
+    for run in range(runs):
+        copy_gb_s(threads, run, keep)
+        trip = round_trip(server)
+        empty.append(trip)
+        keep("homeserve", FLIP, "ms", run, statistics.mean(map(beside_refill_ms, trip)), server.settings)
+        keep("homeserve", REFILL, "GB/s", run, statistics.mean(map(refill_gb_s, trip)), server.settings)
+    for _ in range(LANES):
+        ask(server, prompts.draw(PROMPT))
+    round_trip(server)
+    alone = statistics.median(statistics.mean(map(beside_refill_ms, trip)) for trip in empty)
+    for run in range(runs):
+        copy_gb_s(threads, runs + run, keep)
+        trip = round_trip(server)
+        if not all(moved_bytes(each) for each in trip):
+            raise FlipFailed(f"a flip moved nothing, though rows were live: {trip[0]['live']}")
+        keep("homeserve", MOVE, "GB/s", run, statistics.mean(map(move_gb_s, trip)), server.settings)
+        more = statistics.mean(map(beside_refill_ms, trip)) - alone
+        mib = statistics.mean(map(moved_bytes, trip)) / MIB
+        keep("homeserve", PER_MIB, "ms/MiB", run, more / mib, server.settings)
+
+
+# ------------------------------------------------------------------------------------------------------ from a record
+
+
+def part_ms(record: Record, *names: str) -> float:
+    """Of the slowest rank."""
+    return max(sum(rank["parts_ms"].get(name, 0.0) for name in names) for rank in record["ranks"])
+
+
+def beside_refill_ms(record: Record) -> float:
+    return float(record["ms"]["total"]) - part_ms(record, "refill")
+
+
+def refill_gb_s(record: Record) -> float:
+    return sum(rank["refill_bytes"] for rank in record["ranks"]) / part_ms(record, "refill") / 1e6
+
+
+def moved_bytes(record: Record) -> int:
+    """What was packed, by all ranks; as much was unpacked."""
+    return sum(rank["sent_bytes"] + rank["local_bytes"] for rank in record["ranks"])
+
+
+def move_gb_s(record: Record) -> float:
+    taken = part_ms(record, "pack") + part_ms(record, "write_kv", "write_state")
+    return 2 * moved_bytes(record) / taken / 1e6
+
+
+# ------------------------------------------------------------------------------------------------------- at the server
+
+
+def round_trip(server: Server) -> list[Record]:
+    return [flip(server, to) for to in LAYOUTS]
+
+
+def flip(server: Server, to: str) -> Record:
+    """Ask for a flip and wait for its end. Raises FlipFailed."""
+    status, told = _post(server, "/v1/homeserve/flip", {"to": to})
+    if status != 202:
+        raise FlipFailed(f"a flip to the {to} layout is refused ({status}): {told}")
+    end = time.monotonic() + BOUND_S
+    while time.monotonic() < end:
+        record: Record = server.get(told["url"])
+        if record["state"] == "committed":
+            return record
+        if record["state"] == "abandoned":
+            break
+        time.sleep(POLL_S)
+    raise FlipFailed(f"the flip to the {to} layout is {record['state']}: {record['reason']}")
+
+
+def ask(server: Server, prompt: list[int]) -> None:
+    """A prompt whose rows the prefix cache keeps."""
+    body = {"prompt": prompt, "max_tokens": 1, "temperature": 0}
+    status, told = _post(server, "/v1/completions", body)
+    if status != 200:
+        raise RuntimeError(f"{server.engine} answered {status}: {told}")
+
+
+def _post(server: Server, path: str, body: Mapping[str, Any]) -> tuple[int, Any]:
+    place = urlsplit(server.url)
+    assert place.hostname is not None
+    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=BOUND_S)
+    try:
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+# ------------------------------------------------------------------------------------------------------ of the machine
+
+
+def copy_gb_s(threads: int, run: int, keep: Keep) -> None:
+    keep("machine", "copy_gb_s", "GB/s", run, copied_gb_s(threads, COPY_BYTES))
+
+
+def copied_gb_s(threads: int, size: int) -> float:
+    """Memory copied by the C library, by all threads together, each its own part: the median of some rounds."""
+    part = size // threads // 4096 * 4096
+    with mmap.mmap(-1, size) as source, mmap.mmap(-1, size) as target:
+        held = [ctypes.c_char.from_buffer(each) for each in (source, target)]
+        here, there = (ctypes.addressof(each) for each in held)
+        for address in (here, there):
+            ctypes.memset(address, 1, size)
+        taken = []
+        with ThreadPoolExecutor(threads) as pool:
+            for _ in range(COPY_ROUNDS + 1):
+                began = time.perf_counter()
+                list(pool.map(lambda n: ctypes.memmove(there + n * part, here + n * part, part), range(threads)))
+                taken.append(time.perf_counter() - began)
+        del held
+    return part * threads / statistics.median(taken[1:]) / 1e9
