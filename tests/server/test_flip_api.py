@@ -403,6 +403,24 @@ def test_a_flip_that_goes_wrong_costs_a_pause_at_most(
     stopped(run)
 
 
+def test_the_policy_measures_both_layouts_before_anybody_asks(box: Any, wait_until: Callable[..., Any]) -> None:
+    """Nothing was said of layouts: the first idle moment measures both, with a flip of its own in between."""
+    run = box.up(str(COUNTER), "--devices", "cpu:2", "--flip-dwell-s", "0.1", *SIZES)
+    status = status_of(run)
+    assert status["flip"]["policy"] == "auto" and "--flip" not in run.err
+
+    def measured() -> bool:
+        told = status_of(run)["layouts_measured"]
+        return all(told[layout]["prefill_tok_s"] and told[layout]["decode_tok_s"] for layout in OTHER)
+
+    wait_until("speeds of both layouts", measured)
+    _, listed = ask(run, "GET")
+    assert listed["policy"] == "auto" and {each["cause"] for each in listed["last"]} == {"policy"}
+    assert status_of(run)["flip"]["committed"] >= 1 and status_of(run)["flip"]["unarmed_work_count"] == 0
+    assert complete(run, "count 17:", 150)["choices"][0]["text"] == counted(17, 150)
+    stopped(run)
+
+
 # ------------------------------------------------------------------------------------------- memory, images, the drill
 
 
