@@ -152,7 +152,8 @@ def compare(lines: Sequence[Line], measured: Measurement, moment: str = PIPELINE
 
 
 class MeasuredBudget:
-    """The body of `/v1/homeserve/budget`: the plan's document as it was made before the load, and what is held now."""
+    """The body of `/v1/homeserve/budget`: the plan's document as it was made before the load, and what is held now, of
+    the lines of the `layout` that is in force."""
 
     def __init__(
         self,
@@ -160,8 +161,10 @@ class MeasuredBudget:
         lines: Sequence[Line],
         members: Callable[[], Members],
         clock: Callable[[], float] = time.monotonic,
+        layout: Callable[[], str] = lambda: PIPELINE,
     ) -> None:
         self._document = dict(document)
+        self._layout = layout
         self._lines = tuple(lines)
         self._members = members
         self._clock = clock
@@ -173,11 +176,11 @@ class MeasuredBudget:
         """Measured at most `FRESH_S` ago."""
         async with self._turn:
             if self._read_at is None or self._clock() - self._read_at >= FRESH_S:
-                members = self._members()
+                members, moment = self._members(), self._layout()
                 found = await asyncio.to_thread(measure, members)
-                here = [each for each in self._lines if each.device == members.host and PIPELINE in each.held]
+                here = [each for each in self._lines if each.device == members.host and moment in each.held]
                 self._body = self._document | {
-                    "measured": compare(self._lines, found),
+                    "measured": compare(self._lines, found, moment),
                     "measured_total": {
                         "predicted_mib": _mib(sum(each.bytes for each in here)),
                         "smaps_mib": _mib(found.smaps_bytes),

@@ -65,7 +65,14 @@ class MemoryWatch:
         self._files = frozenset(os.path.realpath(file.path) for file in checkpoint.files)
         self._sampler.watch(HostFree(), (cpu.floor_bytes,), (cpu.index,), flip_bytes(plan))
         body = document(plan.ceilings, memory, plan, plan.doubts, Question(self._context.settings.model))
-        self._context.budget = MeasuredBudget(body, plan.lines, self._members)
+        self._context.budget = MeasuredBudget(
+            body, plan.lines, self._members, layout=lambda: self._layout() or plan.layouts[0]
+        )
+
+    def _layout(self) -> str:
+        """The one that is in force, as far as there is an engine to say so."""
+        engine = self._context.engine
+        return engine.snapshot().layout if engine is not None else ""
 
     def tell(self) -> None:
         """There is an engine: what happened before becomes an event now."""

@@ -101,8 +101,8 @@ def test_columns_that_no_copy_has_together_are_kept_aside() -> None:
     made = planned(100_000, shape("dense27b"), replace(BOTH, running=2))
     assert made.flip.home == "copy"
     mixers = sum(layer.mixer_bytes for layer in made.shape.layers if layer.state_elements)
-    assert 0 < sum(line(made, "side image", rank) for rank in range(3)) < mixers / 2
-    assert not [each for each in planned(4096, small(), BOTH).lines if each.name.startswith("side image")]
+    assert 0 < sum(line(made, "weights side", rank) for rank in range(3)) < mixers / 2
+    assert not [each for each in planned(4096, small(), BOTH).lines if each.name.startswith("weights side")]
 
 
 # ------------------------------------------------------------------------------------------------------ what it carries

@@ -225,6 +225,19 @@ async def test_the_body_is_the_document_and_what_was_read_at_most_a_second_ago(
     assert readings == [0.0, 1.1]
 
 
+async def test_lines_of_the_layout_in_force_are_compared(
+    tmp_path: Path, members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("homeserve.measure.measure", lambda given: measure(given, tmp_path))
+    lines = [line("kv", 60, held=("pipeline",)), line("kv", 64, held=("tensor", "flip"))]
+    now, layout = [0.0], ["pipeline"]
+    budget = MeasuredBudget({}, lines, lambda: members, clock=lambda: now[0], layout=lambda: layout[0])
+    for now[0], layout[0], predicted in ((0.0, "pipeline", 60.0), (2.0, "tensor", 64.0)):
+        body = await budget.as_json()
+        (row,) = (row for row in body["measured"] if row["line"] == "kv" and row["predicted_mib"])
+        assert row["predicted_mib"] == body["measured_total"]["predicted_mib"] == predicted
+
+
 @settings(max_examples=50)
 @given(st.lists(st.text(max_size=60), max_size=30))
 def test_no_text_makes_the_reader_do_anything_but_read(lines: list[str]) -> None:
