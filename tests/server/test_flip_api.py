@@ -403,6 +403,47 @@ def test_a_flip_that_goes_wrong_costs_a_pause_at_most(
     stopped(run)
 
 
+SLOW = {"HOMESERVE_TESTING": "1", "HOMESERVE_FAULT": "rank=1,step=commit.refill,nth=1,action=delay:2000"}
+MANUAL = ("--devices", "cpu:2", "--layout", "pipeline", "--flip", "manual")
+
+
+def test_who_leaves_and_who_comes_during_a_flip(box: Any, wait_until: Callable[..., Any]) -> None:
+    """A flip that takes two seconds: the one who leaves is aborted behind it, the one who comes is answered then."""
+    run = box.up(str(COUNTER), *MANUAL, *SIZES, **SLOW)
+    counts = {start: known(run, start, 300) for start in (17, 555)}
+
+    async def play() -> tuple[Streams, dict[str, Any]]:
+        streams = Streams(run)
+        async with streams.client, asyncio.TaskGroup() as group:
+            group.create_task(streams.count(17, 300))
+            leaving = group.create_task(streams.count(4001, 900))
+            await streams.reached(4001, 30)
+            flip = group.create_task(streams.flip("tensor"))
+            await asyncio.to_thread(
+                wait_until, "the commit", lambda: ask(run, "GET", "/1")[1].get("state") == "committing"
+            )
+            group.create_task(streams.count(555, 300))
+            leaving.cancel()
+            busy = (await asyncio.to_thread(ask, run, "POST", "", {"to": "pipeline"}))[1]
+            assert busy["error"]["code"] == "flip_running"
+            record = await flip
+        return streams, record
+
+    streams, record = asyncio.run(play())
+    assert record["state"] == "committed" and record["ms"]["refill"] >= 2000
+    assert streams.texts[17] == counts[17] and streams.texts[555] == counts[555]
+    wait_until("the abort", lambda: status_of(run)["requests"]["aborted"] == 1)
+    check_idle(run, wait_until)
+    stopped(run)
+
+
+def test_a_server_that_is_stopped_during_a_flip_leaves_nothing(box: Any, wait_until: Callable[..., Any]) -> None:
+    run = box.up(str(COUNTER), *MANUAL, *SIZES, **SLOW)
+    assert ask(run, "POST", body={"to": "tensor"})[0] == 202
+    wait_until("the commit", lambda: ask(run, "GET", "/1")[1]["state"] == "committing")
+    stopped(run)
+
+
 def test_the_policy_measures_both_layouts_before_anybody_asks(box: Any, wait_until: Callable[..., Any]) -> None:
     """Nothing was said of layouts: the first idle moment measures both, with a flip of its own in between."""
     run = box.up(str(COUNTER), "--devices", "cpu:2", "--flip-dwell-s", "0.1", *SIZES)
