@@ -31,9 +31,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sample", type=int, help="try this many, drawn by the seed")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("-k", metavar="WORD", default="", help="only those whose patch or test has this in its name")
     parser.add_argument("names", nargs="*", help="only these patches")
     options = parser.parse_args()
-    chosen = choose(options.names, options.sample, options.seed)
+    chosen = choose(options.names, options.sample, options.seed, options.k)
     counts = {"red": 0, "green": 0, "hung": 0, "broken": 0}
     for mutant in chosen:
         started = time.monotonic()
@@ -49,8 +50,9 @@ def main() -> int:
     return 0 if chosen and counts["red"] == len(chosen) else 1
 
 
-def choose(names: list[str], sample: int | None, seed: int) -> list[dict[str, object]]:
+def choose(names: list[str], sample: int | None, seed: int, word: str = "") -> list[dict[str, object]]:
     mutants = tomllib.loads((ROOT / "tests" / "mutants" / "mutants.toml").read_text()).get("mutant", [])
+    mutants = [mutant for mutant in mutants if word in mutant["patch"] or word in mutant["test"]]
     if names:
         return [mutant for mutant in mutants if mutant["patch"] in names or Path(mutant["patch"]).stem in names]
     if sample is not None and sample < len(mutants):

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def main(argv: list[str]) -> int:
     seed = int(os.environ.get("HOMESERVE_TEST_SEED") or commit()[:8] or "0", 16)
     print(f"tier {tier}, seed {seed:x} (HOMESERVE_TEST_SEED={seed:x} repeats it)", flush=True)
     if tier == "mutants":
-        return mutants(seed, None)
+        return mutants(seed, None, extra)
     if tier == "soak":
         return soak(seed, extra)
     return run_tier(tier, seed, extra)
@@ -164,12 +165,12 @@ def summary(tier: str, outcomes: list[Outcome]) -> int:
     return 0 if all(outcome.ok for outcome in outcomes) else 1
 
 
-def mutants(seed: int, sample: int | None) -> int:
+def mutants(seed: int, sample: int | None, extra: Sequence[str] = ()) -> int:
     print("\n── mutants", flush=True)
     command = [sys.executable, str(ROOT / "scripts" / "mutants.py"), "--seed", str(seed)]
     if sample is not None:
         command += ["--sample", str(sample)]
-    return subprocess.run(command, check=False).returncode
+    return subprocess.run([*command, *extra], check=False).returncode
 
 
 def soak(seed: int, extra: list[str]) -> int:
