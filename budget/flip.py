@@ -1,7 +1,7 @@
 """What a flip of a plan's layout takes of memory, phase by phase, and whether CPU ranks get one.
 
     phase                the rank's own lines                     of all ranks, on the host
-    at rest, LAYOUT      arena, pools of that layout              the copy (or images)
+    at rest, LAYOUT      arena, pools of that layout              the copy (or images); transit memory, once it was used
     prepare, LAYOUT      the same: nothing has been touched       the copy, and transit memory: what is packed
     commit, LAYOUT       arena, pools of the layout flipped to    the copy, and transit memory: what is unpacked
 

@@ -42,6 +42,8 @@ STAGING_BYTES = 64 * MIB
 FLIP_BUFFER_BYTES = 64 * MIB
 TRANSIT_BYTES = 1024 * MIB
 """Host memory for what moves at a flip: the live set is bounded to it, older cached pages are dropped first."""
+SERVING = (PIPELINE, TENSOR, FLIP)
+"""Transit memory is kept from the first flip on: to have it anew costs eight times the copy that goes through it."""
 TRANSIT_ALIGN = 64
 """What two ranks exchange begins with a cache line of the transit memory."""
 VERIFY_BYTES_PER_REQUEST = 4 * MIB
@@ -308,9 +310,9 @@ def _of_flip(job: Job, option: Option, cpu: int) -> Iterable[Term]:
     row, windows = job.rows_of((*job.layers, *job.drafting), on_cpu=True)
     fixed = transit_states(job, part) + TRANSIT_ALIGN * len(option.ranks) ** 2
     note = f"{part:.0%} of the pool" + (", and states of all requests" if job.state_bytes else "")
-    yield Term(cpu, host_lines.TRANSIT, fixed, (FLIP,), "computed", note, row * part)
+    yield Term(cpu, host_lines.TRANSIT, fixed, SERVING, "computed", note, row * part)
     for rows in windows:
-        yield Term(cpu, host_lines.TRANSIT, 0.0, (FLIP,), "computed", note, rows.row * part, rows.slots)
+        yield Term(cpu, host_lines.TRANSIT, 0.0, SERVING, "computed", note, rows.row * part, rows.slots)
 
 
 def transit_states(job: Job, part: float) -> float:

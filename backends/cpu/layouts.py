@@ -3,7 +3,8 @@
     arena     one mapping, as long as the longest layout's weights. Every program addresses it from the same base, and
               it holds the weights of the active one
     pools     KV rows and states of each layout in mappings of their own. Addresses are reserved once; only the active
-              layout's hold memory (`release` gives the pages back, `map` has the system hold the other's)
+              layout's hold memory (`release` gives the pages back; the other's come as they are written, and the rest
+              of them beside the work that follows: `backends.cpu.backing`)
     programs  recorded once each, at load. Nothing of them changes at a flip: not an address in them moves
 
 Where weights come from (`Source`): one packed copy of the model that all ranks hold together (`CopySource`), or an
@@ -30,6 +31,7 @@ from backends.base import (
     Shared,
     WeightHome,
 )
+from backends.cpu.backing import Backing, can_populate
 from backends.cpu.collective import CpuCollective
 from backends.cpu.fills import Fill
 from backends.cpu.images import ImageSource
@@ -158,6 +160,7 @@ class CpuLayouts:
         self._bounds: dict[str, Bound] = {}
         self._progress = progress
         self._source: Source | None = None
+        self._backing: Backing | None = None
         self.active = bindings[0].name
         sizes = {name: plan.weights.arena.size for name, plan in plans.items()}
         of = " and ".join(f"{size} bytes of the {name} layout" for name, size in sizes.items())
@@ -182,6 +185,9 @@ class CpuLayouts:
 
     @property
     def program(self) -> CpuProgram:
+        """Raises MemoryError where the memory of its pools did not come."""
+        if self._backing is not None and self._backing.failure is not None:
+            raise self._backing.failure
         program = self._bounds[self.active].program
         assert program is not None, "made with this"
         return program
@@ -204,10 +210,25 @@ class CpuLayouts:
         return int(self._library.hs_digest(self._team, address_of(payload), payload.nbytes))
 
     def release(self) -> None:
+        self._end_backing()
         self._bounds[self.active].pools.release()
 
     def map(self, name: str) -> None:
-        self._bounds[name].pools.commit(self._team, self._progress)
+        """Where the system can have pages held beside the work, there is nothing to do before `activate`."""
+        if not can_populate():
+            self._bounds[name].pools.commit(self._team, self._progress)
+
+    def settle(self) -> None:
+        """Wait until all of the active layout's pools is held. Raises MemoryError."""
+        if self._backing is not None:
+            self._backing.join()
+            if self._backing.failure is not None:
+                raise self._backing.failure
+
+    def _end_backing(self) -> None:
+        if self._backing is not None:
+            self._backing.end()
+            self._backing = None
 
     def write(self, name: str, runs: PoolRuns, payload: memoryview) -> None:
         pieces = pieces_of(self._bounds[name].pools, runs)
@@ -235,6 +256,9 @@ class CpuLayouts:
     def activate(self, name: str) -> None:
         self.active = name
         self._weights.activated(name)
+        if can_populate():
+            self._backing = Backing(self._bounds[name].pools.own_mappings())
+            self._backing.start()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -258,6 +282,7 @@ class CpuLayouts:
 
     def close(self) -> None:
         """Give the memory back, and the source its files."""
+        self._end_backing()
         for program in self._programs:
             program.close()
         if self._source is not None:

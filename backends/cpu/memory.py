@@ -33,8 +33,8 @@ class Mapping:
     def __init__(self, library: ctypes.CDLL, size: int, purpose: str, arithmetic: str) -> None:
         self.size = size
         self.purpose = purpose
+        self.arithmetic = arithmetic
         self._library = library
-        self._arithmetic = arithmetic
         error = c_int32(0)
         # A program without weights or KV still gets an address of its own.
         address = library.hs_map(max(size, 1), 1, f"homeserve-{purpose}".encode(), byref(error))
@@ -65,7 +65,7 @@ class Mapping:
         progress(self.purpose, done, self.size)
 
     def _refused(self, error: int) -> MemoryError:
-        return refused(self.purpose, self.size, self._arithmetic, error)
+        return refused(self.purpose, self.size, self.arithmetic, error)
 
     def close(self) -> None:
         if self.address:

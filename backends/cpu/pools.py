@@ -73,9 +73,14 @@ class CpuPools:
     def release(self) -> None:
         """Give the memory of pools that are this rank's own back, until the next `commit`; addresses stay. Raises
         OSError."""
-        for mapping in self._held:
-            assert isinstance(mapping, MemoryMapping), "others use what ranks hold together"
+        for mapping in self.own_mappings():
             mapping.release()
+
+    def own_mappings(self) -> list[MemoryMapping]:
+        """Those of pools that are this rank's own."""
+        own = [mapping for mapping in self._held if isinstance(mapping, MemoryMapping)]
+        assert len(own) == len(self._held), "others use what ranks hold together"
+        return own
 
     def kv_addresses(self, layer: int) -> tuple[int, int]:
         """Of K and V."""

@@ -10,10 +10,8 @@ waits for whom (`homeserve.fleet.blame`): who has posted what, and what was sent
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
-import sys
 from typing import Any
 
 from backends.acts import LINE_BYTES, STAMP_BYTES, ActShape, fleet_shape, make_memory, nameless
@@ -57,17 +55,6 @@ class ActsMemory:
     def fds(self) -> tuple[int, ...]:
         every = (self.fd, self.weights_fd, self.kv_fd, self.state_fd, self.transit_fd)
         return tuple(fd for fd in every if fd >= 0)
-
-    def clear_transit(self) -> None:
-        """Give back what lies in the transit memory: no rank reads it any more."""
-        if self.transit_fd < 0:
-            return
-        if sys.platform == "linux":
-            with mmap.mmap(self.transit_fd, self.transit_bytes) as mapped:
-                mapped.madvise(mmap.MADV_REMOVE)
-        else:
-            os.ftruncate(self.transit_fd, 0)
-            os.ftruncate(self.transit_fd, self.transit_bytes)
 
     def marks(self) -> tuple[int, ...]:
         """How far everything is: two looks are equal where no rank took part in an exchange between them."""

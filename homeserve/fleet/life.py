@@ -119,7 +119,6 @@ class Life:
         self._slots: Slots | None = None
         self._log: PlanLogWriter | None = None
         self._asked: dict[int, asyncio.Future[Results]] = {}
-        self._flip_ends = 0
         """The plan behind which nobody reads what the last flip carried."""
         self._greeted: asyncio.Future[None] = self._loop.create_future()
         self._exits: dict[int, asyncio.Task[None]] = {}
@@ -229,8 +228,6 @@ class Life:
         plan = Plan(plan_log.issued + 1, epoch, kind, mask, drop, new, rows, load, flip)
         plan_log.write(plan)
         self.book.issue(plan, self._clock())
-        if kind in (PlanKind.FLIP_COMMIT, PlanKind.FLIP_ABANDON):
-            self._flip_ends = plan.seq
         self._serving = self._serving or kind is not PlanKind.LOAD
         for rank in self.ranks:
             rank.announce()
@@ -304,8 +301,6 @@ class Life:
         if not result.ok and waited_for(result) is None and result.seq in self._asked:
             self._deliver(result.seq, (result,))  # a load: others that wait for this rank have nothing to add
         for seq, results in completed:
-            if seq == self._flip_ends and self._acts is not None:
-                self._acts.clear_transit()
             if self.state is LifeState.UP:
                 self._deliver(seq, results)
 

@@ -1,7 +1,9 @@
 """The transit memory, as a rank uses it.
 
 It is sparse, so the first byte of each page costs a fault and a zeroed page: some eight times as much as a copy of the
-page. `reserve` and `reach` do this for many pages at once, before anything is copied.
+page. `reserve` and `reach` do this for many pages at once, before anything is copied, and the pages stay for the next
+flip: the plan of memory has them in every phase. What an earlier flip has left in them passes for nothing, because no
+digest is asked for that was not packed for this one.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ _POPULATE_WRITE = 23
 
 class Transit:
     """The memory through which the ranks of one life hand each other payloads: sparse, and of `nbytes`. A rank has the
-    system hold what it is about to write; the engine gives all of it back behind the flip."""
+    system hold what it is about to write."""
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self.nbytes = nbytes

@@ -120,7 +120,7 @@ def test_h13_one_no_gives_a_flip_up_and_serving_goes_on(run: Run, step: str, uni
                 results = await play.verify(order, results)
             assert told(results) == [True, False, True] and step in results[1].reason
             await play.abandon(order)
-            assert play.losses == [] and play.layout == "pipeline" and play.lies_in_transit() == 0
+            assert play.losses == [] and play.layout == "pipeline"
             await play.flip()
             assert await finished(play) == wanted and play.layout == "tensor"
 
@@ -146,7 +146,7 @@ def test_a_byte_that_turned_on_its_way_gives_a_flip_up(run: Run, step: str) -> N
 
 
 @pytest.mark.parametrize("unified", [False, True], ids=MEMORY)
-def test_after_a_flip_nothing_lies_in_the_transit_memory(run: Run, unified: bool) -> None:
+def test_the_transit_memory_is_kept_and_used_again(run: Run, unified: bool) -> None:
     async def main() -> None:
         async with Play(HYBRID, ranges=RANGES, unified=unified) as play:
             await started(play)
@@ -155,8 +155,11 @@ def test_after_a_flip_nothing_lies_in_the_transit_memory(run: Run, unified: bool
             moved = sum(each.nbytes for result in packed if result.flip for each in result.flip.digests)
             assert moved == 0 if unified else 0 < moved <= play.lies_in_transit()
             await play.verify(order, packed)
+            held = play.lies_in_transit()
             answers = await play.commit(order)
-            assert play.lies_in_transit() == 0
+            for _ in range(4):
+                await play.flip()
+                assert play.lies_in_transit() <= held * 2, "the same pages again, and those of rows that came since"
             sent, received, local = (
                 sum(getattr(answer, name) for answer in answers)
                 for name in ("sent_bytes", "received_bytes", "local_bytes")

@@ -53,6 +53,7 @@ def test_only_the_active_layouts_pools_hold_memory(acts: Callable[[int], Group],
         ranks.run([(0, 0, PROMPT)])
         ranks.flip({0: len(PROMPT)})
         for layouts, own in zip(ranks.layouts, pools, strict=True):
+            layouts.settle()
             for name, regions in own.items():
                 assert layouts._bounds[name].pools.memory_regions() == regions, "addresses stay"
                 for region in regions:

@@ -1,0 +1,66 @@
+"""Pools that come back at a flip: their memory is had again beside the work, not before it.
+
+A pool that was released has addresses and no pages; the system gives a zeroed page at the first touch of each. To have
+all of it before the first plan costs as long as the pool is large (some 10 ms for 100 MiB), and a flip waits for that.
+So a flip touches only the rows that it writes, and a thread has the system hold the rest while plans run again: what
+is there stays, also what is written at the same moment. That the memory is there was planned, and the pool that it
+replaces has just given its own back; where it lacks all the same, the next plan fails for it with the arithmetic.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import sys
+import threading
+from collections.abc import Sequence
+
+from backends.cpu.memory import HUGE_PAGE, Mapping, refused
+
+STEP_BYTES = 8 * HUGE_PAGE
+"""What is had in one call: a pool that is to be given back waits for one."""
+
+_POPULATE_WRITE = 23
+"""MADV_POPULATE_WRITE, which Python has no name for."""
+
+
+class Backing(threading.Thread):
+    """Has the system hold `mappings`, one after the other. `failure` is set where it cannot."""
+
+    def __init__(self, mappings: Sequence[Mapping]) -> None:
+        super().__init__(name="homeserve-backing", daemon=True)
+        self._mappings = tuple(mappings)
+        self._ended = threading.Event()
+        self.failure: MemoryError | None = None
+
+    def run(self) -> None:
+        for mapping in self._mappings:
+            for first in range(0, mapping.size, STEP_BYTES):
+                if self._ended.is_set():
+                    return
+                error = populate(mapping.address + first, min(STEP_BYTES, mapping.size - first))
+                if error:
+                    self.failure = refused(mapping.purpose, mapping.size, mapping.arithmetic, error)
+                    return
+
+    def end(self) -> None:
+        """Stop after the step at hand, and wait for that."""
+        self._ended.set()
+        self.join()
+
+
+def can_populate() -> bool:
+    """Whether the system can have pages held without touching what is in them (Linux 5.14)."""
+    return sys.platform == "linux" and populate(0, 0) == 0
+
+
+def populate(address: int, nbytes: int) -> int:
+    """Have the system hold the pages of [address, address + nbytes), from a page's first byte on. 0, or its error."""
+    library = ctypes.CDLL(None, use_errno=True)
+    while library.madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), _POPULATE_WRITE):
+        error = ctypes.get_errno()
+        if error not in (errno.EAGAIN, errno.EINTR):
+            return error
+        os.sched_yield()
+    return 0
