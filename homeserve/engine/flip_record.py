@@ -41,6 +41,10 @@ class LiveSet:
     checkpoints: int
     nbytes: int
     """As the ranks pack it."""
+    decoding: int = 0
+    """Of the requests, those that draw tokens,"""
+    half_done: int = 0
+    """and those whose prompt is computed in part."""
 
 
 @dataclass
@@ -107,6 +111,8 @@ class FlipRecord:
             "ms": {part: None if ms is None else round(ms, 3) for part, ms in self.ms.items()},
             "live": {
                 "requests": live.requests if live else None,
+                "decoding": live.decoding if live else None,
+                "half_done": live.half_done if live else None,
                 "rows": live.rows if live else None,
                 "states": live.states if live else None,
                 "checkpoints": live.checkpoints if live else None,

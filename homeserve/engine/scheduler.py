@@ -294,7 +294,11 @@ class Scheduler:
         """What a flip carries, all plans being answered. Cached pages and checkpoints beyond what the flip has room for
         leave the cache, least recently used first."""
         assert self.drained and self.limits.flip is not None
-        return live_set(self._pool, self._states, [s.lane for s in self._running.values()], self.limits.flip)
+        running = self._running.values()
+        live = live_set(self._pool, self._states, [s.lane for s in running], self.limits.flip)
+        decoding = sum(s.state is SequenceState.DECODE for s in running)
+        half_done = sum(s.state is SequenceState.PREFILL and s.issued > 0 for s in running)
+        return replace(live, decoding=decoding, half_done=half_done)
 
     def turn(self, layout: str) -> None:
         """The ranks have another layout: nothing else changes. Slots are what they were, so tables, cache and
