@@ -14,7 +14,7 @@ import uvloop
 from homeserve.wire.segments import names
 
 sys.path.insert(0, str(Path(__file__).parent))
-pytest.register_assert_rewrite("corpse_rig", "corpses_wire", "corpses_steps", "corpses_rows")
+pytest.register_assert_rewrite("corpse_rig", "corpses_wire", "corpses_bounds", "corpses_steps", "corpses_rows")
 
 LIMIT_S = 100.0
 """A bound on a test's waiting. It is for hangs: nothing is measured with it."""

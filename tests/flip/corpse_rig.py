@@ -13,6 +13,7 @@ the right one is known without the system (`total`).
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Callable
@@ -27,10 +28,12 @@ import numpy.typing as npt
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "process"))
 
-from engine_flip_rig import RANKS, Timers, flip_limits, limits
+from engine_flip_rig import RANKS, SimFleet, Timers, flip_limits, limits
 from flip_rig import PAGES, FakeLayouts
 from paper_wire import PaperCollective, Wire
 from test_collective_schedules import PaperBell
+from test_engine_flip_engine import Asked
+from test_engine_traces import answer
 
 from backends.acts import Stamp, fleet_shape
 from backends.base import PAGE_LEN, Batch, Limits
@@ -38,6 +41,7 @@ from homeserve.engine.engine import Engine
 from homeserve.engine.flip_record import FlipRecord
 from homeserve.engine.request import GenerateCall
 from homeserve.engine.stream import TokenStream
+from homeserve.fleet import Loss
 from homeserve.fleet.book import PlanBook
 from homeserve.fleet.life import _may_refuse
 from homeserve.layouts.moves import FlipGeometry, KvHome
@@ -71,6 +75,8 @@ VOCAB = 50
 LAYERS = (0, 0, 1, 2)
 """Of each attention layer the pipeline rank that has it."""
 EVERY = tuple(range(RANKS))
+LIVE, HELD = ({0, 1, 2, 3, 7, 22}, {0, 5, 8}), {0, 3}
+"""Pages of each KV group and state slots that are live, for the rank flips of `flip_rig`."""
 
 
 def total(tokens: list[int]) -> int:
@@ -175,6 +181,7 @@ class PaperFleet:
         flips = replace(flip_limits(transit_bytes=TRANSIT_BYTES), state_bytes=0, group_layers=(len(LAYERS),))
         plain = {"kv_tokens": PAGES * PAGE_LEN, "recurrent": False, "checkpoints": 0}
         self.engine = Engine(self, limits(flips, **{**plain, **sizes}), lambda: self.timers.now, self.timers.later)
+        self.engine.on_lost = self._lost  # type: ignore[method-assign]
         self.scripted: set[int] = set()
         """Plans that the script issued: the engine knows nothing of them."""
         self._script: Callable[[PaperFleet], None] = lambda fleet: None
@@ -254,7 +261,10 @@ class PaperFleet:
         return plan.seq
 
     async def restart(self, kv_slots: int, window_slots: tuple[tuple[int, int], ...]) -> None:
-        raise AssertionError("a life was lost on a wire that loses none")
+        raise AssertionError("nobody is to start these ranks again")
+
+    def _lost(self, loss: Loss) -> None:
+        raise AssertionError(f"a life was lost, on a wire that loses none: {loss.why}")
 
     def shared_memory_names(self) -> list[str]:
         return []
@@ -333,3 +343,43 @@ class PaperFleet:
         """Stamps of messages under a label that were sent and not taken."""
         queues = [queue for key, queue in self.wire.arrivals.items() if key[0] == "channel"]
         return [mark[1] for queue in queues for _, (mark, _) in queue if mark[1].label == label]
+
+
+# ----------------------------------------------------------------- of an engine over a fleet that is played by hand
+
+
+def answered(fleet: SimFleet, record: FlipRecord, most: int) -> int:
+    """How many answers the flip needed to end; it may take `most`."""
+    for count in range(most):
+        if record.over:
+            return count
+        assert fleet.plans, f"the flip is {record.state}, and nothing more will come"
+        fleet.answer()
+    assert record.over, f"the flip is still {record.state} after {most} answers"
+    return most
+
+
+def committed(fleet: SimFleet, to: str) -> int:
+    """A flip: how many answers it needed. What was in flight, and four plans of its own, are the most."""
+    in_flight = len(fleet.plans)
+    record = fleet.engine.flip_ask(to)
+    count = answered(fleet, record, in_flight + 4)
+    assert record.state == "committed", record.reason
+    return count
+
+
+async def ends_right(fleet: SimFleet, *calls: Asked) -> None:
+    fleet.answer_all()
+    for each in calls:
+        assert each.stream.finished
+        await asyncio.wait_for(each.read(), 5)
+        each.check()
+
+
+def long_prompt(count: int) -> tuple[int, ...]:
+    return tuple(n % 40 + 8 for n in range(count))
+
+
+def long_answers(count: int, tokens: int = 40) -> list[tuple[int, ...]]:
+    found = [prompt for n in range(200) if len(answer(prompt := (9, 8, n), tokens)) == tokens]
+    return found[:count]

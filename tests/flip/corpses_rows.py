@@ -13,8 +13,18 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from corpse_rig import PIPELINE, TENSOR, PaperFleet, right
-from corpses_steps import HELD, LIVE, committed, ends_right, long_answers, long_prompt
+from corpse_rig import (
+    HELD,
+    LIVE,
+    PIPELINE,
+    TENSOR,
+    PaperFleet,
+    committed,
+    ends_right,
+    long_answers,
+    long_prompt,
+    right,
+)
 from engine_flip_rig import FlipTrace, numbers, ones, run
 from flip_rig import Rig
 from test_engine_flip_engine import asked, make

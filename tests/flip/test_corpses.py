@@ -3,12 +3,20 @@ there, and tries the property of this design that excludes it; a mutant of its n
 brings the ancestor's behaviour back.
 
     corpses_wire    deadlocks: who waits for whom, how an order arrives, what is paired with what
-    corpses_steps   steps and bounds: when a flip begins, goes on and is given up
+    corpses_bounds  what may end a flip, and from when on it counts
+    corpses_steps   when a flip begins, what must not hold it up, whose yes counts, how serving goes on
     corpses_rows    what is carried, and what goes on behind a flip
 """
 
 from __future__ import annotations
 
+from corpses_bounds import (
+    test_b14,
+    test_b15,
+    test_b16,
+    test_b17,
+    test_C,
+)
 from corpses_rows import (
     test_J1,
     test_J2,
@@ -21,12 +29,7 @@ from corpses_rows import (
     test_spec_merge,
 )
 from corpses_steps import (
-    test_b14,
-    test_b15,
-    test_b16,
-    test_b17,
     test_batch_full,
-    test_C,
     test_D,
     test_E,
     test_E2,
