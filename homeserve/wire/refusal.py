@@ -1,6 +1,7 @@
 """An error of the tree on its way from a worker to the engine: the same class arrives, with the same facts.
 
-A worker turns the error into the fields of a `Result` (`refused`), the engine makes it again (`error_of`). Every class
+A worker turns the error into the fields of a `Result` (`refused`), the engine makes it again (`error_of`). The notes of
+an exception (`add_note`: in which step it came) are told behind its text. Every class
 that a worker may raise is in the table; anything else (`failed`) arrives as a `WorkerError` with the reason. An answer
 that says "I waited for another rank in vain" names that rank (`waited_for`): it is no word about the one that answers.
 """
@@ -42,7 +43,7 @@ def refused(rank: int, seq: int, epoch: int, error: HomeserveError) -> Result:
         seq,
         epoch,
         ok=False,
-        reason=error.message,
+        reason=with_notes(error, error.message),
         code=error.code,
         field=error.field or "",
         fix=error.fix or "",
@@ -55,7 +56,13 @@ def failed(rank: int, seq: int, epoch: int, error: Exception) -> Result:
     if isinstance(error, PeerLate):
         parts = (str(error.peer), error.label)
         return Result(rank, seq, epoch, ok=False, reason=str(error), code=PEER_LATE, parts=parts)
-    return Result(rank, seq, epoch, ok=False, reason=f"{type(error).__name__}: {error}", code=FAULT)
+    reason = with_notes(error, f"{type(error).__name__}: {error}")
+    return Result(rank, seq, epoch, ok=False, reason=reason, code=FAULT)
+
+
+def with_notes(error: Exception, text: str) -> str:
+    """`text`, and what was noted on the error's way."""
+    return "; ".join((text, *getattr(error, "__notes__", ())))
 
 
 def waited_for(result: Result) -> int | None:

@@ -63,14 +63,19 @@ class _Prepared:
 
 @dataclass
 class _Watch:
-    """Microseconds by part of one plan."""
+    """Microseconds by part of one plan, a `phase` of the flip. An error in a part carries its name as a note."""
 
+    phase: str
     us: dict[str, int] = field(default_factory=dict)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         began = time.monotonic_ns()
-        yield
+        try:
+            yield
+        except BaseException as error:
+            error.add_note(f"step {self.phase}.{name}")
+            raise
         self.us[name] = self.us.get(name, 0) + (time.monotonic_ns() - began) // 1000
 
     @property
@@ -140,7 +145,7 @@ class RankFlip:
     # ------------------------------------------------------------------------------------------------------ prepare
 
     def _pack(self, order: FlipOrder, epoch: int) -> FlipAnswer:
-        watch = _Watch()
+        watch = _Watch("prepare")
         with watch.part("check"):
             plan = self._checked(order, epoch)
         with watch.part("pack"):
@@ -211,7 +216,7 @@ class RankFlip:
         return tuple(digests)
 
     def _compare(self, prepared: _Prepared, order: FlipOrder) -> FlipAnswer:
-        watch, plan = _Watch(), prepared.plan
+        watch, plan = _Watch("prepare"), prepared.plan
         told = {(each.source, each.target): each for each in order.digests}
         with watch.part("exchange"):
             spoilt = self._faults.at("prepare.exchange")
@@ -230,13 +235,13 @@ class RankFlip:
                 with self._memory.view(payload.offset, payload.nbytes) as view:
                     digests[_pair(payload)] = self._layouts.digest(view) ^ int(spoilt)
             self._faults.corrupts |= spoilt and not due
-        for pair, digest in digests.items():
-            wanted = told[pair].digest
-            self._require(
-                digest == wanted,
-                f"what rank {pair[0]} packed for rank {pair[1]} has the digest {digest:016x},"
-                f" where rank {pair[0]} says {wanted:016x}",
-            )
+            for pair, digest in digests.items():
+                wanted = told[pair].digest
+                self._require(
+                    digest == wanted,
+                    f"what rank {pair[0]} packed for rank {pair[1]} has the digest {digest:016x},"
+                    f" where rank {pair[0]} says {wanted:016x}",
+                )
         prepared.digests = digests
         return FlipAnswer(received_bytes=plan.received(self._rank), us=watch.told)
 
@@ -253,14 +258,14 @@ class RankFlip:
     # ------------------------------------------------------------------------------------------------------- commit
 
     def _change_over(self, plan: Moves, to: str, digests: Mapping[Pair, int], rebind: Callable[[], None]) -> FlipAnswer:
-        watch, layouts, faults = _Watch(), self._layouts, self._faults
+        watch, layouts, faults = _Watch("commit"), self._layouts, self._faults
         due = [payload for payload in plan.of_target(self._rank) if payload.nbytes]
         with watch.part("release"):
             faults.damaging("commit.release")
             layouts.release()
         with watch.part("map"):
             faults.damaging("commit.map")
-            layouts.map(to)
+            layouts.map(to, writes=bool(due))
         with watch.part("write_kv"):
             self._write(due, to, "commit.write_kv")
         with watch.part("write_state"):

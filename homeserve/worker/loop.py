@@ -19,7 +19,7 @@ from homeserve.errors import HomeserveError, RecordTooLarge
 from homeserve.wire.codec import encode
 from homeserve.wire.doorbell import BellReader, BellWriter
 from homeserve.wire.records import Plan, PlanKind, Progress, Report, Result
-from homeserve.wire.refusal import failed, refused
+from homeserve.wire.refusal import failed, refused, with_notes
 from homeserve.wire.ring import PlanLogReader, ReportWriter
 from homeserve.worker.faults import FaultPoint
 from homeserve.worker.flip import FlipRefused
@@ -123,8 +123,9 @@ def answer(rank: int, plan: Plan, runner: Runner, faults: FaultPoint) -> Result:
         log.warning("plan %d refused: %s", plan.seq, error.message)
         return refused(rank, plan.seq, plan.epoch, error)
     except FlipRefused as error:
-        log.warning("plan %d: no flip: %s", plan.seq, error)
-        return Result(rank, plan.seq, plan.epoch, ok=False, reason=str(error), code=FLIP_REFUSED)
+        reason = with_notes(error, str(error))
+        log.warning("plan %d: no flip: %s", plan.seq, reason)
+        return Result(rank, plan.seq, plan.epoch, ok=False, reason=reason, code=FLIP_REFUSED)
     except ExchangeError as error:  # the others say the same, and each later plan does: the engine tells it once
         log.debug("plan %d failed: %s", plan.seq, error)
         return failed(rank, plan.seq, plan.epoch, error)

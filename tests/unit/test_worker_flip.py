@@ -261,8 +261,9 @@ def test_e18_a_step_of_a_prepare_that_fails_leaves_both_pools_untouched(step: st
         rig.fill(LIVE, HELD)
         before = rig.bytes_now()
         order = rig.order(LIVE, HELD)
-        with pytest.raises((FaultRefused, OSError)):
+        with pytest.raises((FaultRefused, OSError)) as told:
             rig.flip(order)
+        assert told.value.__notes__ == [f"step {step}"]
         assert rig.bytes_now() == before and rig.layout == PIPELINE
         assert not rig.ranks[rank].blocked
         for each in rig.ranks:
@@ -307,8 +308,9 @@ def test_d13_weights_that_are_not_what_was_filled_in_are_filled_in_once_more() -
 def test_a_commit_that_fails_ends_this_ranks_work(step: str) -> None:
     with Rig(faults={1: f"rank=1,step={step},action=refuse"}) as rig:
         order = rig.order(LIVE, HELD)
-        with pytest.raises(FaultRefused, match=step):
+        with pytest.raises(FaultRefused, match=step) as told:
             rig.flip(order)
+        assert told.value.__notes__ == [f"step {step}"]
         with pytest.raises(FlipRefused, match="flip 1 was begun and did not end"):
             rig.ranks[1].prepare(order, 0)
         with pytest.raises(FlipRefused, match="flip 1 was begun and did not end"):
