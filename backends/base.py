@@ -416,8 +416,9 @@ class Layouts(Protocol):
         """Give back the memory of the active layout's pools; their addresses stay. Nothing to do in unified memory."""
         ...
 
-    def map(self, name: str) -> None:
-        """Have the system hold the pools of layout `name`, zeroed. Raises MemoryError with the arithmetic."""
+    def map(self, name: str, *, writes: bool = True) -> None:
+        """Have the system hold the pools of layout `name`, zeroed. Where nothing `writes` to them before `activate`, it
+        may be had after that, beside the work. Raises MemoryError with the arithmetic."""
         ...
 
     def write(self, name: str, runs: PoolRuns, payload: memoryview) -> None:

@@ -1,10 +1,11 @@
 """Pools that come back at a flip: their memory is had again beside the work, not before it.
 
 A pool that was released has addresses and no pages; the system gives a zeroed page at the first touch of each. To have
-all of it before the first plan costs as long as the pool is large (some 10 ms for 100 MiB), and a flip waits for that.
-So a flip touches only the rows that it writes, and a thread has the system hold the rest while plans run again: what
-is there stays, also what is written at the same moment. That the memory is there was planned, and the pool that it
-replaces has just given its own back; where it lacks all the same, the next plan fails for it with the arithmetic.
+all of it at once takes longer the larger the pool is (some 20 ms for 100 MiB). A flip that carries rows touches nearly
+every huge page and has to wait for that; one with nothing live does not: a thread has the system hold the pool while
+plans run again. What is there stays, also what is written at the same moment. That the memory is there was planned, and
+the pool that it replaces has just given its own back; where it lacks all the same, the next plan fails for it, with the
+arithmetic.
 """
 
 from __future__ import annotations

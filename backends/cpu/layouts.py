@@ -3,8 +3,8 @@
     arena     one mapping, as long as the longest layout's weights. Every program addresses it from the same base, and
               it holds the weights of the active one
     pools     KV rows and states of each layout in mappings of their own. Addresses are reserved once; only the active
-              layout's hold memory (`release` gives the pages back; the other's come as they are written, and the rest
-              of them beside the work that follows: `backends.cpu.backing`)
+              layout's hold memory (`release` gives the pages back, `map` has the system hold the other's; where nothing
+              is live they come beside the work that follows: `backends.cpu.backing`)
     programs  recorded once each, at load. Nothing of them changes at a flip: not an address in them moves
 
 Where weights come from (`Source`): one packed copy of the model that all ranks hold together (`CopySource`), or an
@@ -213,9 +213,10 @@ class CpuLayouts:
         self._end_backing()
         self._bounds[self.active].pools.release()
 
-    def map(self, name: str) -> None:
-        """Where the system can have pages held beside the work, there is nothing to do before `activate`."""
-        if not can_populate():
+    def map(self, name: str, *, writes: bool = True) -> None:
+        """Rows that are written lie in nearly every huge page of a pool, so all of it is had before; without any, it
+        can come beside the work that follows."""
+        if writes or not can_populate():
             self._bounds[name].pools.commit(self._team, self._progress)
 
     def settle(self) -> None:

@@ -73,7 +73,7 @@ class ReferenceLayouts:
     def release(self) -> None:
         self._empty(self.active)
 
-    def map(self, name: str) -> None:
+    def map(self, name: str, *, writes: bool = True) -> None:
         binding, program = self._bindings[name], self._programs[name]
         program.pools = Pools(binding.kv, program.dtype)
         program.states = States(binding.states, program.dtype)

@@ -78,7 +78,7 @@ class InPlace:
     def release(self) -> None:
         """Both layouts use the same pools."""
 
-    def map(self, name: str) -> None:
+    def map(self, name: str, *, writes: bool = True) -> None:
         """They are mapped."""
 
     def write(self, name: str, runs: PoolRuns, payload: memoryview) -> None:

@@ -124,7 +124,7 @@ class FakeLayouts:
         self._note("release")
         del self.pools[self.active]
 
-    def map(self, name: str) -> None:
+    def map(self, name: str, *, writes: bool = True) -> None:
         self._note("map")
         assert not self.pools, "both layouts hold memory"
         self.pools[name] = self._pool(name)
