@@ -25,9 +25,13 @@ def read(name: str) -> dict[str, Any]:
 
 @functools.cache
 def functions(path: Path) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Test functions of a file, those in classes as `Class::test`."""
+    """Test functions of a file, those in classes as `Class::test`; also those that it has from a file beside it."""
     found: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
     for node in ast.parse(path.read_text()).body:
+        beside = path.parent / f"{node.module}.py" if isinstance(node, ast.ImportFrom) else path
+        if isinstance(node, ast.ImportFrom) and beside.is_file():
+            there = functions(beside)
+            found.update({each.name: there[each.name] for each in node.names if each.name in there})
         if isinstance(node, ast.ClassDef):
             members = [(f"{node.name}::", member) for member in node.body]
         else:

@@ -148,6 +148,8 @@ class NotedRunner(Runner):
         before = {label: each.calls for label, each in acts.counts().items()}
         self._fleet.events.append(("begins", self._rank, plan.seq))
         given = super().run(plan)
+        for _ in range(self._fleet.lags.get(self._rank, 0)):
+            self._fleet.wire.wait(lambda: True, "nobody")
         after = {label: each.calls - before.get(label, 0) for label, each in acts.counts().items()}
         self._fleet.exchanged[self._rank, plan.seq] = {label: calls for label, calls in after.items() if calls}
         self._fleet.events.append(("ends", self._rank, plan.seq))
@@ -157,8 +159,10 @@ class NotedRunner(Runner):
 class PaperFleet:
     """Three ranks and their engine. `run(script)` has `script` play in the engine's place, and then stops all."""
 
-    def __init__(self, seed: int = 0, **sizes: Any) -> None:
+    def __init__(self, seed: int = 0, *, lags: dict[int, int] | None = None, **sizes: Any) -> None:
+        """`lags`: of a rank, steps of the wire that pass before it answers a plan that it has run."""
         self.wire = Wire(seed)
+        self.lags = lags or {}
         self.timers = Timers()
         self.events: list[tuple[Any, ...]] = []
         """("issue", seq), ("begins", rank, seq), ("ends", rank, seq), ("told", seq) as they happened,"""
