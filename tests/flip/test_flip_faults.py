@@ -345,7 +345,7 @@ IMAGES = [
     ImageCase("promote", 1, "corrupt", no="pipeline layout is not in memory: ImageFault: it came back with the digest"),
     ImageCase("promote", 1, "enospc", no="pipeline layout is not in memory: OSError: .*No space left"),
     ImageCase("promote", 1, "refuse", no="pipeline layout is not in memory: FaultRefused: refused by a fault"),
-    ImageCase("promote", 1, "delay:2500", no=r"promotion of the image of the pipeline layout: \d+ of \d+ bytes"),
+    ImageCase("promote", 1, "delay:5000", no=r"promotion of the image of the pipeline layout: \d+ of \d+ bytes"),
     ImageCase("spill", 2, "kill", lost=True),
     ImageCase("promote", 1, "kill", lost=True),
     ImageCase("promote", 1, "stop", lost=True),
@@ -375,10 +375,12 @@ async def image_play(client: Client, case: ImageCase) -> None:
     assert first["state"] == "committed", first
     if case.lost:
         await client.until("a loss", lambda: lost_once(client))
-    elif case.no:
+    elif case.action.startswith("delay"):
         told = await client.flip("pipeline")
-        assert told["state"] == "abandoned" and re.search(case.no, told["reason"]), told
-        assert re.search(r"^rank 1, packing: .*; step prepare.check$", told["reason"]), told
+        assert re.search(rf"^rank \d, packing: {case.no}; step prepare.check$", told["reason"]), told
+    elif case.no:
+        reason = await told_once_images_have_settled(client, "pipeline")
+        assert re.search(rf"^rank 1, packing: .*{case.no}.*; step prepare.check$", reason), reason
         assert (await client.status())["layout"] == "tensor"
     if not case.no or case.action.startswith("delay"):
         here = (await client.ready())["layout"]
