@@ -341,7 +341,8 @@ class WeightHome:
 
     In unified memory nothing is filled: there each layout is a bind over `Shared` and `PoolParts`, and this is not
     needed. `at` is told of the steps `spill` and `promote` of an image while it is half on its way; true spoils what
-    the step makes, and an OSError is the step's own (faults for tests).
+    the step makes, and an OSError is the step's own (faults for tests). `tell` hears what is not as it was asked for
+    and stops nobody: an image that cannot be written, or does not come back. Both may be called from another thread.
     """
 
     kind: str
@@ -352,6 +353,7 @@ class WeightHome:
     weights_fd: int = -1
     folder: str = ""
     at: Callable[[str], bool] = lambda step: False
+    tell: Callable[[str], None] = lambda what: None
 
 
 @dataclass(frozen=True)

@@ -189,7 +189,7 @@ class ImageSource:
             for name, each in weights.items()
         }
         self._folder = Path(home.folder) if home.folder else None
-        self._rank, self._at = home.rank, home.at
+        self._rank, self._at, self._tell = home.rank, home.at, home.tell
         self._lock = threading.Lock()
         self._worker: threading.Thread | None = None
         self._closing = threading.Event()
@@ -249,11 +249,7 @@ class ImageSource:
     @property
     def notes(self) -> tuple[str, ...]:
         """What is not as it was asked for: an image that stays in memory, and why."""
-        return tuple(
-            f"the image of the {image.name} layout, {image.size} bytes, stays in memory: {image.why_not_written}"
-            for image in self._images.values()
-            if image.why_not_written
-        )
+        return tuple(_stays(image) for image in self._images.values() if image.why_not_written)
 
     def memory_regions(self) -> tuple[MemoryRegion, ...]:
         with self._lock:
@@ -295,6 +291,7 @@ class ImageSource:
                 for image in absent:
                     if image.where is None:
                         self._failed[image.name] = f"{type(error).__name__}: {error}"
+                        self._tell(f"the image of the {image.name} layout does not come back: {error}")
         finally:
             with self._lock:
                 self._coming = {}
@@ -353,6 +350,7 @@ class ImageSource:
             write_image(image, address, path, self._at)
         except OSError as error:
             image.why_not_written = f"{path} cannot be written: {error.strerror}"
+            self._tell(_stays(image))
             return False
         image.path, image.why_not_written = path, ""
         return True
@@ -361,6 +359,10 @@ class ImageSource:
         return MemoryMapping(
             self._library, image.size, "weights image", f"the packed weights of the {image.name} layout"
         )
+
+
+def _stays(image: Image) -> str:
+    return f"the image of the {image.name} layout, {image.size} bytes, stays in memory: {image.why_not_written}"
 
 
 def _one(address: int, size: int) -> tuple[Int64s, Int64s]:

@@ -11,6 +11,7 @@ Two layouts between which a rank is to change must have the same rows. That is c
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
     from homeserve.checkpoint import Checkpoint
     from homeserve.layouts.transition import StateForm
     from homeserve.models.bind import Bound
+
+log = logging.getLogger(__name__)
 
 KV_TYPES = ("F16", "BF16", "F32", "Q8_0", "F8")
 OTHER = {PIPELINE: TENSOR, TENSOR: PIPELINE}
@@ -330,7 +333,8 @@ class _Load:
     def _home(self, whole: Bound | None) -> WeightHome:
         boot = self._boot
         if self._spec.image_dir or whole is None:
-            return WeightHome("images", boot.rank, boot.ranks, folder=self._spec.image_dir, at=self._faults.at)
+            folder = self._spec.image_dir
+            return WeightHome("images", boot.rank, boot.ranks, folder=folder, at=self._faults.at, tell=log.warning)
         return WeightHome("copy", boot.rank, boot.ranks, *_run(whole), weights_fd=boot.weights_fd)
 
     def _bind_in_place(

@@ -372,10 +372,12 @@ async def image_play(client: Client, case: ImageCase) -> None:
     stream = asyncio.create_task(client.count(100, 250))
     await client.until("a stream", lambda: len(client.texts.get(100, "")) >= SOON)
     first = await client.flip("tensor")
-    assert first["state"] == "committed", first
-    if case.lost:
+    if case.lost:  # what goes on in the background may end the life before its commit is answered
+        assert first["state"] == "committed" or re.match("rank 1 was lost, committing: ", first["reason"]), first
         await client.until("a loss", lambda: lost_once(client))
-    elif case.action.startswith("delay"):
+    else:
+        assert first["state"] == "committed", first
+    if case.action.startswith("delay"):
         told = await client.flip("pipeline")
         assert re.search(rf"^rank \d, packing: {case.no}; step prepare.check$", told["reason"]), told
     elif case.no:
@@ -447,8 +449,11 @@ def test_a_disk_that_is_full_leaves_images_in_memory(box: Box, full_disk: Path) 
 SLOW_COMMIT = "rank=1,step=commit.refill,action=delay:3000"
 
 
-def test_a_server_that_is_killed_in_a_commit_leaves_no_rank(box: Box) -> None:
-    run = up(box, fault=SLOW_COMMIT)
+def test_a_server_that_is_killed_in_a_commit_leaves_no_rank(box: Box, tmp_path: Path) -> None:
+    """What lies in memory and on the disk under its name is swept by the next server."""
+    spill = tmp_path / "spill"
+    spill.mkdir()
+    run = up(box, "--image-spill", str(spill), fault=SLOW_COMMIT)
 
     async def main(client: Client) -> None:
         stream = asyncio.create_task(client.count(100, 400))
@@ -470,7 +475,12 @@ def test_a_server_that_is_killed_in_a_commit_leaves_no_rank(box: Box) -> None:
     asyncio.run(with_client(run, main))
     assert run.wait() == -signal.SIGKILL
     wait_until("ranks that end", lambda: not [line for line in run.left_behind() if line.startswith("process")])
-    assert not [line for line in run.left_behind() if line.startswith("homeserve-")]
+    (left,) = spill.iterdir()
+    after = up(box, "--image-spill", str(spill))
+    assert not left.exists() and len(list(spill.iterdir())) == 1
+    assert not [line for line in run.left_behind() if line.startswith(("homeserve-", "process"))]
+    ended(after)
+    assert list(spill.iterdir()) == []
 
 
 async def with_client(run: Run, main: Callable[[Client], Any]) -> None:
