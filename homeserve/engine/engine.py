@@ -22,7 +22,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from homeserve.engine.census import Census
@@ -206,7 +207,8 @@ class Engine:
         if self._flips is None:
             none = self.limits.no_flip
             raise FlipRefused(none.code, none.message, none.needed_mib, none.available_mib, none.device)
-        return self._flips.ask(to, cause)
+        with self._whole(FlipRefused):
+            return self._flips.ask(to, cause)
 
     def flip_record(self, flip: int) -> FlipRecord | None:
         """None: there is no such flip, or it is long past."""
@@ -240,8 +242,11 @@ class Engine:
 
     def on_results(self, seq: int, results: tuple[Result, ...]) -> None:
         """Every rank has run plan `seq`; the last one has sampled."""
-        if self._state != "ready":
-            return
+        if self._state == "ready":
+            with self._whole():
+                self._take(seq, results)
+
+    def _take(self, seq: int, results: tuple[Result, ...]) -> None:
         began = time.perf_counter()
         self._unarmed_step = self._flips is None or not self._flips.on
         self._counts.plans_acked += 1
@@ -309,6 +314,19 @@ class Engine:
         if self._flips is not None:
             self._flips.recovered()
         self._pump()
+
+    @contextmanager
+    def _whole(self, *honest: type[Exception]) -> Iterator[None]:
+        """What raises in here, unless it is one of `honest`, has left half of a step undone. Nothing would come that
+        does the rest (a flip would be on for ever), so it is the end, and told to all."""
+        try:
+            yield
+        except honest:
+            raise
+        except Exception as error:
+            if self._state != "failed":
+                self._give_up(WorkerLost(f"internal error: {type(error).__name__}: {error}"))
+            raise
 
     def _give_up(self, error: HomeserveError) -> None:
         log.error("the engine gives up: %s", error.message)
@@ -477,9 +495,13 @@ class _FlipHost:
         return self._engine._clock()
 
     def later(self, seconds: float, what: Callable[[], None]) -> Handle:
+        def whole() -> None:
+            with self._engine._whole():
+                what()
+
         if self._engine._later is not None:
-            return self._engine._later(seconds, what)
-        return asyncio.get_running_loop().call_later(seconds, what)
+            return self._engine._later(seconds, whole)
+        return asyncio.get_running_loop().call_later(seconds, whole)
 
     def issue_flip(self, kind: PlanKind, epoch: int, order: FlipOrder | None) -> int:
         engine = self._engine

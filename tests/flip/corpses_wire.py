@@ -9,6 +9,7 @@ import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -281,22 +282,28 @@ def test_I() -> None:
 def test_I_w() -> None:
     """There the callback that counted what was consumed raised for want of an import, "best effort" swallowed it, and
     every rank withheld for ever while the message blamed others. Here the shipped calls are driven from end to end (the
-    engine over plan book, loops and rank flips on the paper wire), and what any of them raises is heard."""
+    engine over plan book, loops and rank flips on the paper wire), and whatever one of them raises is heard: it is the
+    end of the engine, and every open request is told so."""
 
-    def script(fleet: PaperFleet) -> None:
+    def script(fleet: PaperFleet, wrong: str) -> None:
         phases: list[str | None] = []
         fleet.engine.watch_flips(phases.append)
+        stream = fleet.submit(SHORT, 30)
         fleet.flip(TENSOR)
         assert phases == ["draining", "packing", "verifying", "committing", "checking", None]
 
         def told(phase: str | None) -> None:
-            raise NameError("name 'counts' is not defined")
+            if phase == wrong:
+                raise NameError("name 'counts' is not defined")
 
         fleet.engine.watch_flips(told)
         with pytest.raises(NameError, match="counts"):
             fleet.flip(PIPELINE)
+        assert fleet.engine.failure is not None and "counts" in fleet.engine.failure.message
+        assert stream.finished and stream._error and fleet.engine.gave_up.is_set()
 
-    PaperFleet(2).run(script)
+    for wrong in ("draining", "verifying", "checking"):
+        PaperFleet(2).run(partial(script, wrong=wrong))
 
 
 def test_M() -> None:
