@@ -97,7 +97,15 @@ def test_the_record_has_every_field_of_the_interface() -> None:
         assert told["ms"]["total"] == pytest.approx(
             sum(told["ms"][part] for part in ("drain", "prepare", "commit", "verify"))
         )
-        assert told["live"] == {"requests": 1, "decoding": 1, "half_done": 0, "rows": 48, "states": 1, "checkpoints": 1, "draft_rows": 0}
+        assert told["live"] == {
+            "requests": 1,
+            "decoding": 1,
+            "half_done": 0,
+            "rows": 48,
+            "states": 1,
+            "checkpoints": 1,
+            "draft_rows": 0,
+        }
         for rank, part in enumerate(told["ranks"]):
             wanted = {
                 "rank",
@@ -123,7 +131,15 @@ def test_a_flip_with_nothing_live_is_an_ordinary_one() -> None:
         engine, fleet = make()
         told = flip(fleet)
         assert told["state"] == "committed"
-        assert told["live"] == {"requests": 0, "decoding": 0, "half_done": 0, "rows": 0, "states": 0, "checkpoints": 0, "draft_rows": 0}
+        assert told["live"] == {
+            "requests": 0,
+            "decoding": 0,
+            "half_done": 0,
+            "rows": 0,
+            "states": 0,
+            "checkpoints": 0,
+            "draft_rows": 0,
+        }
         call = asked(engine)
         await ends_right(fleet, call)
         assert call.stream.timings.flips_crossed == 0
