@@ -535,3 +535,36 @@ def test_fifty_who_leave_at_once_during_flips(box: Box) -> None:
         await client.check_idle()
 
     serve(up(box), main)
+
+
+@pytest.mark.parametrize(("step", "times"), [("prepare.pack", 1), ("prepare.pack", 2), ("commit.refill", 2)])
+def test_ctrl_c_in_a_flip_leaves_nothing(box: Box, step: str, times: int) -> None:
+    """Once: what is open is answered first, past the flip. Twice: at once."""
+    run = up(box, fault=f"rank=1,step={step},action=delay:3000")
+
+    async def main(client: Client) -> None:
+        stream = asyncio.create_task(client.count(100, 80))
+        await client.until("a stream", lambda: len(client.texts.get(100, "")) >= SOON)
+        status, told = await client.post("tensor")
+        assert status == 202
+
+        async def under_way() -> bool:
+            return bool((await client.get(told["url"]))["state"] in ("preparing", "committing"))
+
+        await client.until("the flip", under_way)
+        run.send(signal.SIGINT)
+        if times == 2:
+
+            async def drains() -> bool:
+                return bool((await client.status())["state"] == "draining")
+
+            await client.until("a server that drains", drains)
+            run.send(signal.SIGINT)
+        (outcome,) = await asyncio.gather(stream, return_exceptions=True)
+        if times == 1:
+            assert outcome is None and client.texts[100] == counted(100, 80), outcome
+            assert client.told[100]["flips_crossed"] == 1
+
+    asyncio.run(with_client(run, main))
+    assert run.wait() == 0, run.err
+    assert run.left_behind() == []
