@@ -31,7 +31,7 @@ def resident_bytes(pool: PagePool, states: StateSlots, lanes: int, limits: FlipL
 
 def cached_bytes(pool: PagePool, states: StateSlots, limits: FlipLimits) -> int:
     """What only the prefix cache keeps."""
-    return _bytes([census.cached for census in pool.census()], states.kept, limits)
+    return _bytes(pool.cached(), states.kept, limits)
 
 
 def live_set(pool: PagePool, states: StateSlots, lanes: Sequence[int], limits: FlipLimits) -> LiveSet:

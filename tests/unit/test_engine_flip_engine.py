@@ -26,6 +26,7 @@ from test_engine_traces import answer
 
 from homeserve.engine.engine import Engine
 from homeserve.engine.flip_record import FlipRefused
+from homeserve.engine.pages import PageCensus, PagePool
 from homeserve.engine.request import EngineLimits, FinishReason, NoFlip
 from homeserve.wire.records import PlanKind, Sampling, unpack_ints
 
@@ -286,6 +287,42 @@ def test_the_cache_is_dropped_beyond_its_bound_least_recently_used_first(cache_b
         assert hits == [32 if n < kept // 2 else 0 for n in range(3)], "the newest stay"
 
     run(body)
+
+
+def test_no_census_is_taken_behind_each_page_that_is_dropped() -> None:
+    """The drops run on the engine's loop, and a census is dearer than a drop."""
+
+    async def body() -> None:
+        engine, fleet = make(recurrent=False, checkpoints=0, flip=flip_limits(cache_bytes=64 * 2))
+        for first in range(11, 31):
+            await ends_right(fleet, asked(engine, (first,) * 33, 2))
+        pool = engine._scheduler._pool
+        assert pool.census()[0].cached == 40
+        counts = 0
+
+        class Counted(type(pool)):  # type: ignore[misc]
+            def census(self) -> tuple[PageCensus, ...]:
+                nonlocal counts
+                counts += 1
+                return super().census()
+
+        pool.__class__ = Counted
+        record = engine.flip_ask(TENSOR)
+        fleet.answer_all()
+        assert record.state == "committed" and record.live is not None and record.live.pages == (2,)
+        assert counts < 10
+
+    run(body)
+
+
+def test_a_map_of_pages_has_a_bit_for_each_that_is_not_free() -> None:
+    for capacity in (1, 7, 8, 9, 37):
+        pool = PagePool([(capacity, 0)])
+        assert pool.held(0) == bytes(-(-capacity // 8))
+        taken = pool.take(capacity // 2)
+        assert taken is not None and numbers(pool.held(0)) == sorted(taken[0])
+        pool.take(capacity - capacity // 2)
+        assert numbers(pool.held(0)) == list(range(capacity))
 
 
 def test_checkpoints_count_and_go_with_their_nodes() -> None:
