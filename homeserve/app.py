@@ -91,6 +91,7 @@ class App:
         self._engine: Engine | None = None
         self._hurry = asyncio.Event()
         self._spawned = asyncio.Event()
+        self._images = ""
         self.context = ServerContext(settings, state=lambda: self.state.value, load=lambda: self.load_progress)
         self._memory = MemoryWatch(self.context)
         self._prewarmed: asyncio.Task[None] | None = None
@@ -178,6 +179,8 @@ class App:
         self._tell_no_flip(limits)
         self.context.ranks = ranks
         relay = Relay()
+        if ranks.flip:
+            self._images = self._image_folder()  # before the fleet, whose ranks write there until they are gone
         fleet = await self._make_fleet(limits, ranks, relay)
         tokenizer = await self._load_both(fleet, facts, plan, limits, ranks)
         await self._start_engine(fleet, relay, limits)
@@ -251,7 +254,7 @@ class App:
             token_vector=ranks.token_vector,
             flip=ranks.flip,
             transit_bytes=ranks.transit_bytes,
-            image_dir=self._image_folder() if ranks.flip else "",
+            image_dir=self._images,
         )
 
         async def load() -> None:

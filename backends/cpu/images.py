@@ -93,7 +93,7 @@ def write_image(image: Image, address: int, path: Path, at: At) -> None:
             _forget(file.fileno())
         os.replace(temporary, path)
         _sync_folder(path.parent)
-    except OSError:
+    except BaseException:
         for left in (temporary, path):
             left.unlink(missing_ok=True)
         raise

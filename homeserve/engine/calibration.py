@@ -2,7 +2,7 @@
 
 It goes the ordinary way, through plans like any other's, when nothing has been asked for a while; the flip between the
 two is an ordinary one of the policy. Nobody reads it. The first real request ends it at once, and it is tried again at
-another idle moment, `TRIES` times in each layout.
+another idle moment, `TRIES` times in each layout, with no more than `TRIES` flips to get there.
 
 Pure.
 """
@@ -31,6 +31,7 @@ class Calibration:
 
     def __init__(self, limits: EngineLimits) -> None:
         self.tries: Counter[str] = Counter()
+        self.flips: Counter[str] = Counter()
         self.begun = False
         """The idle time was waited for, and nobody has come since."""
         self._limits = limits
@@ -41,8 +42,13 @@ class Calibration:
     def running(self) -> bool:
         return self._sequence is not None and self._sequence.finish is None
 
-    def may_try(self, layout: str) -> bool:
-        return self.tries[layout] < TRIES
+    def may_try(self, layout: str, *, away: bool = False) -> bool:
+        """`away`: a flip has to come first, which may be given up each time."""
+        return self.tries[layout] < TRIES and not (away and self.flips[layout] >= TRIES)
+
+    def going(self, layout: str) -> None:
+        """A flip to `layout` is asked for, to measure there."""
+        self.flips[layout] += 1
 
     def begin(self, layout: str, scheduler: Scheduler) -> None:
         self.tries[layout] += 1

@@ -188,6 +188,7 @@ class FlipDriver:
 
     def on_lost(self, rank: int, why: str) -> None:
         """The life of the fleet is over; the next one begins in the resting layout."""
+        self._collect()
         self.awaited = None
         self._cancel_park()
         record, changing = self.flipper.record, self.flipper.state in (FlipState.COMMITTING, FlipState.CHECKING)
@@ -330,7 +331,9 @@ class FlipDriver:
         measure."""
         here, there = self.flipper.layout, self._other
         wanted = [
-            layout for layout in (here, there) if not self.rates.measured(layout) and self._calibration.may_try(layout)
+            layout
+            for layout in (here, there)
+            if not self.rates.measured(layout) and self._calibration.may_try(layout, away=layout == there)
         ]
         if not wanted or not self.limits.calibrate or self._host.busy or self._hold():
             return None
@@ -341,6 +344,7 @@ class FlipDriver:
             self._calibration.begin(here, self._scheduler)
             self._host.pump()
         else:
+            self._calibration.going(there)
             self.ask(there, POLICY)
         return LOOK_S
 

@@ -148,6 +148,7 @@ class RankFlip:
         watch = _Watch("prepare")
         with watch.part("check"):
             plan = self._checked(order, epoch)
+            self._epoch = order.epoch
         with watch.part("pack"):
             digests = self._packed(plan)
         self._prepared = _Prepared(order, plan)

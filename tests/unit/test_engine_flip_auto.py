@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from engine_flip_rig import PIPELINE, TENSOR, Asked, FlipTrace, SimFleet, Trouble, ask, flip_limits, limits, run
 
-from homeserve.engine.calibration import DRAWN, TRIES
+from homeserve.engine.calibration import DRAWN, TRIES, Calibration
 from homeserve.engine.engine import Engine
 from homeserve.engine.flip_driver import DEADLY, LOOK_S
 from homeserve.engine.request import FlipLimits
@@ -301,3 +301,13 @@ def test_automatic_flips_under_a_mixed_load_alter_nothing(seed: int) -> None:
         assert len(records) > 2 and {record.cause for record in records} == {"policy"}
 
     run(body)
+
+
+def test_flips_to_measure_elsewhere_are_asked_for_a_few_times_only() -> None:
+    """One that is given up each time would be asked for again every few milliseconds, for ever."""
+    measuring = Calibration(limits(auto()))
+    for _ in range(TRIES):
+        assert measuring.may_try(TENSOR, away=True)
+        measuring.going(TENSOR)
+    assert not measuring.may_try(TENSOR, away=True)
+    assert measuring.may_try(TENSOR) and measuring.may_try(PIPELINE, away=True), "where it is, nothing bars it"

@@ -47,10 +47,7 @@ def said(state: FlipState, event: FlipEvent) -> str:
 def test_the_page_has_the_table_of_states(state: FlipState) -> None:
     told, *cells = rows()[state.value]
     assert cells == [said(state, event) for event in COLUMNS]
-    if state is FlipState.IDLE:
-        assert told == ""
-    elif state is not FlipState.DRAINING:
-        assert told == TOLD.get(state, state.value)
+    assert told == ("" if state is FlipState.IDLE else TOLD.get(state, state.value))
 
 
 def test_the_page_names_every_state_and_no_other() -> None:

@@ -182,6 +182,7 @@ def test_h5_epochs_only_grow_over_abandoned_and_committed_flips() -> None:
         rig.pack(given_up)
         for rank in rig.ranks:
             rank.abandon(given_up)
+        refused(rig, 0, msgspec.structs.replace(given_up, flip=8), "epoch 1 is not behind 1")
         rig.flip(done)
         late = msgspec.structs.replace(given_up, flip=9, to=PIPELINE)
         refused(rig, 0, late, "epoch 1 is not behind 2")
