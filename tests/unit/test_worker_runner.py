@@ -175,7 +175,7 @@ def test_a_no_says_why_in_its_own_words_and_leaves_the_rank_at_work() -> None:
         worker.prompt()
         rig.layouts[RANK].why_not = "promotion: 1 of 9 bytes"
         no = worker.plan(PlanKind.FLIP_PREPARE, 0, flip=rig.order(LIVE))
-        assert (no.ok, no.code, no.reason) == (False, FLIP_REFUSED, "promotion: 1 of 9 bytes")
+        assert (no.ok, no.code, no.reason) == (False, FLIP_REFUSED, "promotion: 1 of 9 bytes; step prepare.check")
         assert worker.decode(0, []).ok
 
 
