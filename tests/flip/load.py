@@ -33,7 +33,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +47,14 @@ SIZES = ("--devices", "cpu:3", "--threads", "1", "--kv-type", "f32", "--max-runn
 STAYS = ("--layout", "pipeline", "--flip", "manual")
 """Rests where the other one does, with all that a flip needs, and nobody asks for one."""
 TURNS = ("--layout", "pipeline", "--flip", "auto", "--flip-dwell-s", "0.1")
+DWELL_S = 0.15
+"""Longer than the policy's dwell: it may flip again."""
 AT_ONCE = 10
 """Open requests of a storm."""
 STORM = 16
 """Requests of a storm."""
-CHOICES = 7
+CHOICES = (2, 3, 4, 5, 6, 7)
+"""Of a request that ends at once: how many are under way when the policy looks depends on the machine."""
 ERROR_MOST = 1e-2
 """No rounding makes a log-probability differ by more, with rows and weights of 32 bits."""
 QUIET_S = 60.0
@@ -393,7 +396,8 @@ class Soak:
         found = self.flips.counts()
         return [name for name, count in self.wanted.items() if found[name] < count]
 
-    async def storm(self, client: Client, chosen: Iterable[int]) -> None:
+    async def storm(self, client: Client, chosen: Iterable[int], pulls: Sequence[int] = ()) -> None:
+        """Those of the load that were chosen; or for each of `pulls` a prompt that nobody has asked before."""
         todo = deque(chosen)
 
         async def one() -> None:
@@ -406,16 +410,21 @@ class Soak:
         async with asyncio.TaskGroup() as group:
             for _ in range(AT_ONCE):
                 group.create_task(one())
+            for seed in pulls:
+                group.create_task(client.ask(unknown(seed)))
 
     async def end(self, client: Client, ending: Ask, draw: random.Random) -> None:
         """To the tensor layout with nobody on board, and back for some prompts."""
-        longs = [at for at, ask in enumerate(self.asks) if ask.kind == "long"]
         for _ in range(2):
-            if (await client.get("/v1/homeserve/status"))["layout"] == "pipeline":
-                answer = await client.ask(ending)
+            await self.storm(client, [], pulls=[draw.randrange(1 << 30) for _ in range(6)])
+            await asyncio.sleep(DWELL_S)
+            for choices in draw.sample(CHOICES, len(CHOICES)):
+                if (await client.get("/v1/homeserve/status"))["layout"] != "pipeline":
+                    break
+                answer = await client.ask(replace(ending, body=ending.body | {"n": choices}))
                 assert "".join(said.text for said in answer.choices.values()) == "", answer
                 self._count(answer)
-            await self.storm(client, [draw.choice(longs) for _ in range(6)])
+            await asyncio.sleep(DWELL_S)
 
     def _count(self, answer: Answer) -> None:
         self.hits += answer.cached > 0
@@ -439,12 +448,18 @@ class Soak:
 
 async def ends(client: Client) -> Ask:
     """A request whose choices all end at once, though they may be long."""
-    prompt: list[int] | str = [7, 8, 9]
+    prompt = list(range(7, 19))
     told = await client.whole(prompt=prompt, max_tokens=1, temperature=0, return_token_ids=True)
     first = told["choices"][0]["token_ids"][0]
     context = (await client.get("/v1/homeserve/status"))["model"]["context"]
-    body = {"prompt": prompt, "n": CHOICES, "temperature": 0, "max_tokens": context - 10, "stop_token_ids": [first]}
+    body = {"prompt": prompt, "temperature": 0, "max_tokens": context - 10, "stop_token_ids": [first]}
     return Ask("ends", body)
+
+
+def unknown(seed: int) -> Ask:
+    """A long prompt that is in no cache, for one token: only a pull, for nobody knows what is right."""
+    draw = random.Random(seed)
+    return Ask("pull", {"prompt": [draw.randrange(3, 250) for _ in range(450)], "max_tokens": 1, "temperature": 0})
 
 
 async def reference(run: Run, asks: Sequence[Ask]) -> list[Answer]:

@@ -42,6 +42,7 @@ def played(box: Box, tmp_path: Path, family: str, wish: dict[str, int], asks: in
     return play(box, model, wish, asks=asks, seed=SEED, limit_s=LIMIT_S, tell=print)
 
 
+@pytest.mark.timeout(LIMIT_S + 300)
 @pytest.mark.parametrize("family", ["hybrid", "dense"] if SLOW else ["hybrid"])
 def test_every_answer_under_flips_of_the_policy_is_the_one_without(box: Box, tmp_path: Path, family: str) -> None:
     plan = played(box, tmp_path, family, wanted(FLIPS, EACH, family == "hybrid"), ASKS)

@@ -10,6 +10,7 @@ that is sure, nor of any other at which the real ones are told to be better.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import gguf
 import numpy as np
 
 HEADS = ("token_embd.weight", "output.weight")
-LISTS = {
+LISTS: dict[str, Callable[[int], Any]] = {
     "tokenizer.ggml.tokens": lambda at: f"<|unused_{at}|>",
     "tokenizer.ggml.token_type": lambda _: int(gguf.TokenType.UNUSED),
     "tokenizer.ggml.scores": lambda _: -1e9,
