@@ -440,7 +440,8 @@ class Soak:
             f"ms of a flip: median {ms[len(ms) // 2]:.0f}, most {ms[-1]:.0f}" if ms else "no flips",
             f"answers {dict(self.compared.answers)}, {self.hits} with a cached prefix, {self.left} left early",
             f"flips_crossed of those that ended: {dict(sorted(self.crossed.items()))}",
-            f"error {self.compared.error:.2e}; parted where two tokens were equal: {len(self.compared.parted)}",
+            f"error {self.compared.error:.2e}; parted where two tokens were equal: {len(self.compared.parted)},"
+            f" not judged: {len(self.compared.waiting)}",
             *self.compared.parted[:20],
             f"abandoned: {[(each['id'], each['reason']) for each in self.flips.abandoned]}",
         ]
