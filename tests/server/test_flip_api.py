@@ -300,7 +300,7 @@ def test_choices_draws_penalties_and_logprobs_are_those_without_a_flip(
 
     texts, values = asyncio.run(play())
     flipped, after = asyncio.run(play("tensor", "pipeline", "tensor", "pipeline"))
-    assert flipped == texts and texts[0] != texts[1]
+    assert flipped == texts and all(texts)
     for mine, known in zip(after, values, strict=True):
         assert mine == pytest.approx(known, abs=2e-3)
     check_idle(three, wait_until)
