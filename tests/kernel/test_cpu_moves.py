@@ -219,7 +219,7 @@ def test_parts_of_a_state_are_found_at_full_width_and_packed(level: str, value_d
     ],
 )
 def test_rows_that_there_are_not_are_refused(runs: PoolRuns, why: str) -> None:
-    backend = rig.backend(rig.native_levels()[0])
+    backend = rig.backend(rig.tested_levels()[0])
     layer = StateLayer(32, 4, 2, 8, 8)
     pools = CpuPools(backend.library, KvPool((KvLayer(1, 16),), 64, QuantType.F16), StatePool((layer,), 2))
     with pytest.raises(ValueError, match=why):

@@ -35,7 +35,7 @@ def test_start_load_answer_stop(run: Run, driver: Any) -> None:
             facts = await d.load()
             assert [f.backend for f in facts] == ["reference"] * 2
             assert facts[0].layers is not None and facts[0].layers[0] == 0
-            assert d.progress and d.progress[0][0] == "reading the model"
+            assert d.progress and d.progress[0][0] == "reading the model of 2 ranks"
             assert d.fleet.credit() == d.spec.plans_in_flight
             tokens = await d.generate(3)
             assert len(tokens) == 3
