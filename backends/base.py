@@ -7,6 +7,13 @@ op in NumPy, `cpu` records it into one native call, a GPU backend will capture i
 
     stage declarations ──bind──▶ [op, op, …] ──Backend.bind(weights, pools)──▶ Program ──run(Batch)──▶ logits
 
+A model that drafts has a second list behind the first, from the mark `DraftStep` on: one step of drafting
+(`Program.draft`). Rows whose input is a draft may turn out wrong. Their K and V are written over by the next ones, but
+a recurrent state cannot be taken back; so the states of such a lane are *held* (`Batch.hold`) until it is known how
+many of its rows count (`Program.accept`).
+
+    draft ─▶ draft ─▶ draft ─▶ run(hold) ─▶ logits of each row ─▶ accept(lane, rows that count)
+
 Rules
 - Activations are float32 `[rows, width]`; `rows` is the plan's row count, `width` is fixed by the `Buffer`.
 - An op's result for a row depends on that row, its weights and its sequence's KV rows alone: never on the other rows of
@@ -33,12 +40,14 @@ from backends.ops import AddGated as AddGated
 from backends.ops import Attention as Attention
 from backends.ops import Buffer as Buffer
 from backends.ops import DeltaNet as DeltaNet
+from backends.ops import DraftStep as DraftStep
 from backends.ops import EmbedRows as EmbedRows
 from backends.ops import ExpertMatrix as ExpertMatrix
 from backends.ops import Experts as Experts
 from backends.ops import GatedActivation as GatedActivation
 from backends.ops import GatherPart as GatherPart
 from backends.ops import GatherRows as GatherRows
+from backends.ops import JoinHidden as JoinHidden
 from backends.ops import Linear as Linear
 from backends.ops import LinearPart as LinearPart
 from backends.ops import MergeAttention as MergeAttention
@@ -110,8 +119,8 @@ class KvPool:
 
 @dataclass(frozen=True)
 class StateLayer:
-    """Shape of one recurrent layer's state: `kernel - 1` rows of `channels`, and `heads` matrices key_dim x
-    value_dim."""
+    """Shape of one recurrent layer's state: `kernel - 1` rows of `channels`, and `heads` matrices key_dim x value_dim
+    (without heads both are 0: rows alone, `JoinHidden`)."""
 
     channels: int
     kernel: int
@@ -135,8 +144,8 @@ NO_STATES = StatePool()
 @dataclass(frozen=True)
 class StatePart:
     """What a program has of a recurrent layer's state where states are held at the width of the whole model: layer
-    `layer` of the pool, its key heads from `first_key` on. The value heads that go with them, and the channels of both,
-    lie in the pool as they do in the model."""
+    `layer` of the pool, its key heads from `first_key` on (of a layer without heads: its channels). The value heads
+    that go with them, and the channels of both, lie in the pool as they do in the model."""
 
     layer: int
     first_key: int = 0
@@ -144,12 +153,14 @@ class StatePart:
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that one `Batch` may hold: rows, rows with logits, lanes, pages of one lane."""
+    """The most that one `Batch` may hold: rows, rows with logits, lanes, pages of one lane, rows of lanes whose states
+    are held (0: none ever are)."""
 
     rows: int
     logit_rows: int
     lanes: int
     lane_pages: int
+    held_rows: int = 0
 
 
 @dataclass
@@ -166,6 +177,10 @@ class Batch:
                not read; for partial attention -1 is a page of another rank
     logit_rows int32 [n]              indices of rows whose logits are wanted, ascending
     states     int32 [lanes]          state slot of each lane (models with recurrent layers only)
+    hold       int32 [lanes]          where the rows of a lane whose states are held are kept, among `Limits.held_rows`
+               (a place for each of its rows, one behind the other); -1: its states are not held. Empty: none are
+    chain      int32 [rows]           of a draft step alone: the row of the step before whose hidden state the row goes
+               on from; -1: the one that its lane's state slot has
     epoch, seq   of the plan: what its exchanges are stamped with
     """
 
@@ -178,6 +193,8 @@ class Batch:
     states: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     epoch: int = 0
     seq: int = 0
+    hold: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    chain: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
 
 
 # ---------------------------------------------------------------------------------------------------- capability
@@ -293,8 +310,21 @@ class Program(Protocol):
     """A bound op list with its weights and pools on the device."""
 
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
-        """Execute every op. Returns logits float32 `[len(logit_rows), vocab]`, valid until the next call; `[0, vocab]`
-        where this rank does not get them. Raises what its collective raises."""
+        """Execute every op up to the mark `DraftStep`. Returns logits float32 `[len(logit_rows), vocab]`, valid until
+        the next call; `[0, vocab]` where this rank does not get them. The states of lanes that `batch.hold` names are
+        those of before, whatever happens here. Raises what its collective raises."""
+        ...
+
+    def draft(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """Execute the ops behind the mark: one row of each lane, one step of drafting. Returns as `run` does; all its
+        rows have logits. It writes K and V of the drafting layer, which the next `run` of these positions writes
+        again."""
+        ...
+
+    def accept(self, kept: Sequence[tuple[int, int]]) -> None:
+        """Of the last `run`: (lane, rows) of each lane whose states were held. They become what the first `rows` rows
+        of the lane leave, bit for bit as if these alone had been run. Raises ValueError, before anything is written,
+        for a lane that was not held or has not so many rows; 0 rows leave it as it was."""
         ...
 
     def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:

@@ -132,8 +132,8 @@ class Linear:
 class RopeStore:
     """Normalise (where asked) and rotate q `[heads]` and k `[kv_heads]` in place, then store k and v at the row's slot.
 
-    Head h of q begins at `h * q_step` (0: head_dim apart; more where something else, a gate, lies behind each head's
-    query). `q_norm` and `k_norm` are RMS norms over each head before the rotation, weights `[1, head_dim]`, with
+    Without `heads` there is no q, a buffer of width 0. Head h of q begins at `h * q_step` (0: head_dim apart; more where
+    something else, a gate, lies behind each head's query). `q_norm` and `k_norm` are RMS norms over each head before the rotation, weights `[1, head_dim]`, with
     `norm_eps`; `v_norm` is one without weights. `k` and `v` None: only q is treated, the layer reads what another one
     stored.
     """
@@ -297,6 +297,32 @@ class DeltaNet:
 
 
 @dataclass(frozen=True)
+class JoinHidden:
+    """out = [left[first : end] | before[first : end]], the two runs of columns side by side; `end - first` may be 0.
+
+    `before` of a row is what `right` was for the row before it in its sequence: the batch's row before, or for a lane's
+    first row what its slot of state layer `layer` has; zeros where its position is 0. The `right` of a lane's last row
+    stays in the slot, columns first .. end alone.
+
+    `chained`, in a draft step: `before` is row `Batch.chain[r]` of `right` as the step before left it, or where that is
+    -1 what the lane's slot has. Nothing stays.
+    """
+
+    left: Buffer
+    right: Buffer
+    out: Buffer
+    layer: int
+    first: int
+    end: int
+    chained: bool = False
+
+
+@dataclass(frozen=True)
+class DraftStep:
+    """A mark, no work: the ops behind it are one step of drafting (`Program.draft`), those before it `Program.run`."""
+
+
+@dataclass(frozen=True)
 class Softcap:
     """src = cap * tanh(src / cap), in place"""
 
@@ -415,6 +441,8 @@ Op = (
     | Experts
     | AddGated
     | DeltaNet
+    | JoinHidden
+    | DraftStep
     | Softcap
     | Scale
     | SelectRows
@@ -425,5 +453,5 @@ Op = (
     | SendRows
     | ReceiveRows
 )
-"""The buffer written by the last op of a list holds the logits, `[len(logit_rows), vocab]`; a list that ends with
-`SendRows`, or gathers logits for another rank, gives none."""
+"""The buffer written by the last op of a list (before the mark `DraftStep`, and again behind it) holds the logits,
+`[len(logit_rows), vocab]`; a list that ends with `SendRows`, or gathers logits for another rank, gives none."""

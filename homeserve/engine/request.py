@@ -84,6 +84,8 @@ class LayoutLimits:
     decode_groups: int
     plans_in_flight: int
     token_vector: tuple[int, ...] = ()
+    drafts: int = 0
+    """The most drafts of a round there."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,10 @@ class EngineLimits:
     """Shares of the KV rows in the tensor layout, an entry for each rank; empty where every rank has all pages."""
     layout: str = "pipeline"
     """Of the ranks, where there are several."""
+    drafts: int = 0
+    """The most drafts of a round in the layout in force; 0: nothing is drafted there."""
+    drafts_adapt: bool = True
+    """Whether each round has as many drafts as pay (`engine.speculation`), or always `drafts`."""
     flip: FlipLimits | None = None
     """None: the layout stays,"""
     no_flip: NoFlip = NoFlip("single_rank", "one rank has one layout: there is nothing to flip to")

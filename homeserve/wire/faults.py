@@ -4,6 +4,7 @@ The engine process checks the text at start and hands it to the first life of th
 in a fleet's whole life, so the worker that takes the dead one's place lives.
 
     step     load | prefill | decode: a plan that loads; one with rows that bring tokens; one with rows that continue
+             draft | verify: a step of drafting; the rows of a plan that has drafts, and what becomes of them
              prepare.* | commit.*: a step of a flip (homeserve.worker.flip); spill | promote: an image of weights on its
              way to the disk and back
     nth      fires on the nth such step of that worker (default 1)
@@ -33,7 +34,7 @@ COMMIT_STEPS = (
     "commit.rebind",
 )
 IMAGE_STEPS = ("spill", "promote")
-STEPS = ("load", "prefill", "decode", *PREPARE_STEPS, *COMMIT_STEPS, *IMAGE_STEPS)
+STEPS = ("load", "prefill", "decode", "draft", "verify", *PREPARE_STEPS, *COMMIT_STEPS, *IMAGE_STEPS)
 ACTIONS = ("kill", "stop", "refuse", "enospc", "corrupt", "delay:MS")
 FORM = "rank=N,step=STEP,nth=N,action=ACTION"
 DELAY_MS_MAX = 600_000

@@ -21,7 +21,7 @@ from enum import IntEnum
 
 import msgspec
 
-RECORD_VERSION = 6
+RECORD_VERSION = 7
 
 
 class PlanKind(IntEnum):
@@ -96,6 +96,9 @@ class LaneRows(_Record, frozen=True):
     ones in its place (`echo` with logprobs)."""
     save: int = -1
     """State slot into which the lane's recurrent state is copied after these rows."""
+    drafts: int = 0
+    """n > 0, with the one token that is known: the rank drafts n more, computes a row of each, and answers with a
+    sample for each row that counts: that behind the known token, and those behind each draft that was drawn before."""
 
 
 class LoadSpec(_Record, frozen=True):
@@ -129,6 +132,11 @@ class LoadSpec(_Record, frozen=True):
     image_dir: str = ""
     """Where the image of a layout that is not the next one lies meanwhile; empty: one copy of the model in memory
     serves both layouts."""
+    drafts: int = 0
+    """The most drafts that a row may ask for (`LaneRows.drafts`); 0: the drafting block is not loaded."""
+    drafts_test: str = ""
+    """For tests alone: `wrong` turns every draft into another token, `accept:N` counts the first N drafts of a row as
+    drawn whatever was (what is answered is not the model's then)."""
 
 
 PACK, VERIFY = "pack", "verify"
@@ -211,7 +219,7 @@ class Logprobs(_Record, frozen=True):
 
 class Sample(_Record, frozen=True):
     """A token drawn for a lane by one plan. `position` is the position that it will take. `token` -1: rows that drew
-    nothing but report `prompt_logprobs`."""
+    nothing but report `prompt_logprobs`. Rows with drafts give one or more, positions rising."""
 
     lane: int
     request: int
@@ -291,6 +299,8 @@ class Result(_Record, frozen=True):
     exchanges: tuple[tuple[str, int, int, int], ...] = ()
     """What a census adds: (label, calls, bytes moved, microseconds waited) of each exchange since the load."""
     flip: FlipAnswer | None = None
+    draft_us: int = 0
+    """Microseconds of `busy_us` for steps of drafting."""
 
 
 class Boot(_Record, frozen=True):
