@@ -127,7 +127,7 @@ def models(options: argparse.Namespace, usual: Sequence[str] = ()) -> list[tuple
     elif usual:
         chosen = [subject for subject in SUBJECTS if subject.name in usual]
     else:
-        chosen = [subject for subject in SUBJECTS if options.full or subject.size == 0]
+        chosen = [subject for subject in SUBJECTS if subject.size <= (1 if options.full else 0)]
     return [(subject.name, subject.file()) for subject in chosen]
 
 

@@ -5,6 +5,8 @@ the hundreds of MB and one measurement in the minutes:
 
 llama-1.5b   28 layers of 1536/8960, 12 heads on 2, head 128 (the 1.5B of Qwen 2.5); tied embeddings
 qwen35       24 layers of 1024/3584, delta nets of 16 heads of 128, every fourth layer attention: 8 heads on 2, 256
+qwen35-nextn 32 layers of 2048/6144, likewise, and a drafting block behind them: more than 1 GB, to time drafting with
+qwen35-nextn-small   4 layers of 256/512 with a drafting block, for tests of the measuring itself
 qwen35moe    4 layers of 2048, 8 used of 32 experts of 512, a shared one, delta nets of 16 key, 32 value heads
 gpt-oss      2 layers of 2880, 12 experts of 2880 of which 4 are used, 64 heads on 8, head 64, window 128, sinks
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from backends.quant import QuantType
 
@@ -111,11 +114,11 @@ def llama() -> Shape:
     return Shape("llama", metadata, tuple(tensors))
 
 
-def qwen35() -> Shape:
-    width, inner, layers = 1024, 3584, 24
+def qwen35(width: int = 1024, inner: int = 3584, layers: int = 24, drafts: bool = False) -> Shape:
+    """`drafts`: with a block behind the layers that foresees tokens; `block_count` has it too."""
     metadata: dict[str, Value] = {
-        **_core(layers, width, 8, 2, 256, rope=64, base=1e7),
-        **_hybrid(layers, 16, 16, 128),
+        **_core(layers + drafts, width, 8, 2, 256, rope=64, base=1e7),
+        **_hybrid(16, 16, 128),
         "feed_forward_length": inner,
     }
     tensors = [*_outside(width, tied=True)]
@@ -124,14 +127,27 @@ def qwen35() -> Shape:
         tensors += _mixer(block, layer, width, 8, 16)
         tensors.append(_norm(f"{block}.post_attention_norm", width))
         tensors += _feed_forward(block, width, inner)
+    if drafts:
+        metadata["nextn_predict_layers"] = 1
+        tensors += _drafting(f"blk.{layers}", width, inner, 8)
     return Shape("qwen35", metadata, tuple(tensors))
+
+
+def _drafting(block: str, width: int, inner: int, heads: int) -> Iterator[Tensor]:
+    """A token's embedding and the hidden state before it, side by side, into a layer of attention."""
+    yield _linear(f"{block}.nextn.eh_proj", width, 2 * width)
+    for part in ("enorm", "hnorm", "shared_head_norm"):
+        yield _norm(f"{block}.nextn.{part}", width)
+    yield from _gated_attention(block, width, heads)
+    yield _norm(f"{block}.post_attention_norm", width)
+    yield from _feed_forward(block, width, inner)
 
 
 def qwen35moe() -> Shape:
     width, inner, layers, experts = 2048, 512, 4, 32
     metadata: dict[str, Value] = {
         **_core(layers, width, 16, 2, 256, rope=64, base=1e7),
-        **_hybrid(layers, 16, 32, 128),
+        **_hybrid(16, 32, 128),
         "expert_count": experts,
         "expert_used_count": 8,
         "expert_feed_forward_length": inner,
@@ -190,7 +206,7 @@ def _core(layers: int, width: int, heads: int, kv: int, dim: int, rope: int, bas
     }
 
 
-def _hybrid(layers: int, key_heads: int, value_heads: int, dim: int) -> dict[str, Value]:
+def _hybrid(key_heads: int, value_heads: int, dim: int) -> dict[str, Value]:
     return {
         "ssm.conv_kernel": 4,
         "ssm.state_size": dim,
@@ -206,6 +222,10 @@ def _mixer(block: str, layer: int, width: int, heads: int, value_heads: int) -> 
     if layer % 4 != 3:
         yield from _delta_net(block, width, 16, value_heads, 128)
         return
+    yield from _gated_attention(block, width, heads)
+
+
+def _gated_attention(block: str, width: int, heads: int) -> Iterator[Tensor]:
     yield from _attention(block, width, heads, 2, 256, gated=True)
     yield _norm(f"{block}.attn_q_norm", 256)
     yield _norm(f"{block}.attn_k_norm", 256)
@@ -261,6 +281,8 @@ MIXES: dict[str, tuple[Mix, int]] = {
 MODELS: dict[str, tuple[Callable[[], Shape], str]] = {
     **{f"llama-1.5b.{mix}": (llama, mix) for mix in ("Q4_K_M", "Q8_0", "Q6_K", "Q4_0", "Q2_K", "MXFP4")},
     "qwen35.Q4_K_M": (qwen35, "Q4_K_M"),
+    "qwen35-nextn.Q4_K_M": (partial(qwen35, 2048, 6144, 32, drafts=True), "Q4_K_M"),
+    "qwen35-nextn-small.Q4_K_M": (partial(qwen35, 256, 512, 4, drafts=True), "Q4_K_M"),
     "qwen35moe.Q4_K_M": (qwen35moe, "Q4_K_M"),
     "gpt-oss.MXFP4": (gpt_oss, "MXFP4_MOE"),
 }

@@ -14,7 +14,7 @@ from backends.base import TensorView
 from homeserve import settings
 from homeserve.checkpoint.names import default_model_path
 
-SMOL, GEMMA, LARGE, FAMILY = "smollm2", "gemma", "1.5b", "family"
+SMOL, GEMMA, LARGE, FAMILY, DRAFTS = "smollm2", "gemma", "1.5b", "family", "drafts"
 MOST = {"sum8k": 15.0, "flip": 20.0}
 """Goals that are no ratio: the most that the result itself may be, in its unit."""
 LEAST = {"flip_refill": 70.0, "flip_move": 60.0}
@@ -33,7 +33,7 @@ DEMANDS: Mapping[str, Mapping[str, float]] = {
 
 @dataclass(frozen=True)
 class Subject:
-    """A model of the table. `size`: 0 with --quick too."""
+    """A model of the table. `size`: 0 with --quick too, 1 with --full, 2 by name or for a test that is of it."""
 
     name: str
     kind: str
@@ -63,6 +63,8 @@ SUBJECTS = (
     Subject("llama-1.5b.Q4_K_M", LARGE, "Q4_K_M", 0),
     *(Subject(f"llama-1.5b.{quant}", LARGE, quant, 1) for quant in ("Q8_0", "Q6_K", "Q4_0", "Q2_K", "MXFP4")),
     Subject("qwen35.Q4_K_M", FAMILY, "Q4_K_M", 1),
+    Subject("qwen35-nextn.Q4_K_M", DRAFTS, "Q4_K_M", 2),
+    Subject("qwen35-nextn-small.Q4_K_M", DRAFTS, "Q4_K_M", 2),
     Subject("qwen35moe.Q4_K_M", FAMILY, "Q4_K_M", 1),
     Subject("gpt-oss.MXFP4", FAMILY, "MXFP4", 1),
 )

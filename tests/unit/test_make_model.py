@@ -19,6 +19,8 @@ import subjects  # noqa: E402
 
 from backends.quant import QuantType  # noqa: E402
 from homeserve.checkpoint import gguf as reader  # noqa: E402
+from homeserve.models import registry  # noqa: E402
+from homeserve.models.config import settle  # noqa: E402
 
 ERRORS = {"Q8_0": 0.006, "Q4_0": 0.10, "MXFP4": 0.15, "Q2_K": 0.36, "Q3_K": 0.17, "Q4_K": 0.09, "Q6_K": 0.021}
 """The largest root mean square of the error, of that of the values."""
@@ -75,3 +77,28 @@ def test_every_model_of_the_table_can_be_made() -> None:
     for build, mix in shapes.MODELS.values():
         names = [tensor.name for tensor in build().tensors]
         assert len(names) == len(set(names)) and mix in shapes.MIXES
+
+
+@pytest.mark.parametrize("name", ["qwen35-nextn.Q4_K_M", "qwen35-nextn-small.Q4_K_M"])
+def test_a_model_that_drafts_is_one_that_the_family_knows(name: str) -> None:
+    """Its tensors are some that the family declares; the drafting block has those of a layer with attention."""
+    build, mix = shapes.MODELS[name]
+    shape = build()
+    metadata = {f"{shape.arch}.{key}": value for key, value in shape.metadata.items()}
+    family = registry.family(shape.arch)
+    tensors = {tensor.name: tensor for tensor in shape.tensors}
+    config = settle(family.config_from(metadata | {"general.architecture": shape.arch}), tensors.keys())
+    assert (config.nextn, metadata["qwen35.block_count"]) == (1, config.layers + 1)
+    declared = {name for layer in range(config.layers + 1) for name in family.tensor_names(config, layer).values()}
+    assert tensors.keys() == declared & tensors.keys() | {"token_embd.weight", "output_norm.weight"}
+    inside, block = (
+        {role for role, name in family.tensor_names(config, at).items() if name in tensors} for at in (3, config.layers)
+    )
+    assert block - inside == {f"nextn.{part}" for part in ("eh_proj", "enorm", "hnorm", "shared_head_norm")}
+    assert inside <= block and "attn_q_norm" in inside
+    join = tensors[f"blk.{config.layers}.nextn.eh_proj.weight"]
+    assert (join.rows, join.cols) == (config.hidden, 2 * config.hidden)
+    kinds = {each.name: shapes.MIXES[mix][0](each, 0, config.layers) for each in shape.tensors if not each.vector}
+    size = sum(each.rows * kinds[each.name].row_bytes(each.cols) for each in shape.tensors if not each.vector)
+    assert size > 1e9 if "small" not in name else size < 2e7
+    assert all(each.spread > 0 for each in shape.tensors)
