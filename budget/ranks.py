@@ -10,7 +10,8 @@ What ranks exchange inside a plan goes through shared memory of a fixed size (`A
     piece      what each rank lays out for the others at once: two of them, used in turn. Sums and gathers that are
                longer go in pieces; one row of an attention in parts does not, so a piece holds the widest
     message    residual and owed update of every row of the largest plan, from a rank to the next one
-    tokens     what the last rank drew, to each of the others: three numbers and a spare one for each request
+    tokens     what the last rank drew, to each of the others: three numbers and a spare one for each row of a request
+               that may draw, one and as many as it may draft
     depth      messages that a route holds: one for each plan in flight, and one that is being read
 
 The server makes that memory from these numbers and the plan counts it by them.
@@ -57,13 +58,13 @@ def decode_groups(ranks: int, layout: str) -> int:
     return 1 if layout == TENSOR else ranks
 
 
-def act_sizes(shape: ModelShape, ranks: int, layout: str, rows: int, running: int) -> ActSizes:
-    """For plans of at most `rows` rows, of `running` requests."""
+def act_sizes(shape: ModelShape, ranks: int, layout: str, rows: int, running: int, drafts: int = 0) -> ActSizes:
+    """For plans of at most `rows` rows, of `running` requests that each draft at most `drafts` tokens."""
     widest = shape.attended_elements or shape.mixer_width + _UNKNOWN_HEADS
     return ActSizes(
         piece_floats=max(PIECE_FLOATS_LEAST, widest, shape.hidden),
         message_floats=rows * 2 * shape.hidden,
-        token_floats=TOKEN_FLOATS * running,
+        token_floats=TOKEN_FLOATS * running * (1 + drafts),
         depth=plans_in_flight(ranks, layout) + 1,
     )
 

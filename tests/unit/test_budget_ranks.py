@@ -93,6 +93,7 @@ def test_sizes_follow_the_widest_row_the_largest_plan_and_the_plans_in_flight() 
     assert act_sizes(wide, 3, "tensor", 272, 16) == ActSizes(65664, 272 * 2 * 576, 64, 3)
     unknown = replace(small(), attended_elements=0, mixer_width=100_000)
     assert act_sizes(unknown, 2, "tensor", 1, 1).piece_floats == 101_024
+    assert act_sizes(small(), 3, "tensor", 272, 16, drafts=3).token_floats == 4 * 16 * (1 + 3)
 
 
 def test_plans_in_flight_fill_every_rank_of_a_pipeline() -> None:
