@@ -8,7 +8,7 @@ HeadNorm                   x  the weight's type          (RopeStore's norms over
 Attention                  x  softcap, sinks, gated      (each where it is used)
 GatedActivation, Experts   x  the activation's name
 Experts                    x  each weight's type, "routing " + its function, and "gains" where experts have some
-AddGated, Softcap, SelectRows, DeltaNet   x  F32
+AddGated, Softcap, SelectRows, DeltaNet, JoinHidden   x  F32
 Zero, SumRows, GatherRows, MergeAttention, SendRows, ReceiveRows   x  F32
 EmbedRows x first, Attention x partial, Experts x held   (where a rank has a part of what the op is about)
 MergeAttention             x  sinks, gated               (each where it is used)
@@ -29,6 +29,7 @@ from backends.base import (
     Experts,
     GatedActivation,
     GatherRows,
+    JoinHidden,
     KvPool,
     Linear,
     MergeAttention,
@@ -159,7 +160,7 @@ def _of(op: Op, weights: Mapping[str, TensorView], kv: KvPool) -> Iterable[Need]
                 yield "Experts", weights[matrix.weight.name].type.name
                 if matrix.bias is not None:
                     yield "Bias", weights[matrix.bias.name].type.name
-        case AddGated() | Softcap() | DeltaNet():
+        case AddGated() | Softcap() | DeltaNet() | JoinHidden():
             yield type(op).__name__, "F32"
         case GatedActivation(kind=kind):
             yield "GatedActivation", kind

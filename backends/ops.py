@@ -132,10 +132,10 @@ class Linear:
 class RopeStore:
     """Normalise (where asked) and rotate q `[heads]` and k `[kv_heads]` in place, then store k and v at the row's slot.
 
-    Without `heads` there is no q, a buffer of width 0. Head h of q begins at `h * q_step` (0: head_dim apart; more where
-    something else, a gate, lies behind each head's query). `q_norm` and `k_norm` are RMS norms over each head before the rotation, weights `[1, head_dim]`, with
-    `norm_eps`; `v_norm` is one without weights. `k` and `v` None: only q is treated, the layer reads what another one
-    stored.
+    Without `heads` there is no q, a buffer of width 0. Head h of q begins at `h * q_step` (0: head_dim apart; more
+    where something else, a gate, lies behind each head's query). `q_norm` and `k_norm` are RMS norms over each head
+    before the rotation, weights `[1, head_dim]`, with `norm_eps`; `v_norm` is one without weights. `k` and `v` None:
+    only q is treated, the layer reads what another one stored.
     """
 
     q: Buffer

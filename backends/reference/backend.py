@@ -141,7 +141,7 @@ def capability_table(*, has_gguf: bool) -> tuple[Capability, ...]:
     entries += [Capability("Experts", need, True) for need in (*(f"routing {func}" for func in ROUTINGS), "gains")]
     entries += [Capability("Attention", feature, True) for feature in ("softcap", "sinks", "gated")]
     entries += [Capability("RopeStore", "shared rows", True), Capability("HeadNorm", "none", True)]
-    entries += [Capability(op, "F32", True) for op in ("AddGated", "Softcap", "SelectRows", "DeltaNet")]
+    entries += [Capability(op, "F32", True) for op in ("AddGated", "Softcap", "SelectRows", "DeltaNet", "JoinHidden")]
     entries += [Capability(*need, True) for need in SHARES]
     return tuple(entries)
 

@@ -3,7 +3,7 @@
 A slot of a layer holds what the next row of a sequence needs:
 
     conv    [kernel - 1, channels]              the last rows of `mixed`, the oldest first
-    matrix  [value_heads, key_dim, value_dim]   M of each value head
+    matrix  [value_heads, key_dim, value_dim]   M of each value head (a layer without heads: none)
 
 Both are of the backend's dtype, as an F32 KV pool is. A row at position 0 starts from zeros whatever its slot holds.
 """
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backends.base import Batch, DeltaNet, StateLayer, StatePool
-from backends.reference.compute import Array, rms_norm, sigmoid, silu, softplus
+from backends.base import DeltaNet, StateLayer, StatePool
+from backends.reference.compute import Array, Ints, rms_norm, sigmoid, silu, softplus
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,21 @@ def state_bytes(pool: StatePool, dtype: np.dtype[np.floating]) -> int:
     return pool.slots * per_slot * dtype.itemsize
 
 
-def run_delta_net(
-    op: DeltaNet, weights: DeltaWeights, states: States, batch: Batch, mixed: Array, z: Array, beta: Array, alpha: Array
+def run_delta_rows(
+    op: DeltaNet,
+    weights: DeltaWeights,
+    conv: Array,
+    matrix: Array,
+    positions: Ints,
+    mixed: Array,
+    z: Array,
+    beta: Array,
+    alpha: Array,
 ) -> Array:
-    """All rows of a batch, each from the state that the row before it left. Gives [rows, value_heads * value_dim]."""
+    """Rows of one sequence, from its state `conv`, `matrix`, which is changed in place; each from what the row before
+    it left. Gives [rows, value_heads * value_dim]."""
     out = np.empty_like(z)
-    for row, (lane, position) in enumerate(zip(batch.lanes, batch.positions, strict=True)):
-        slot = batch.states[lane]
-        conv, matrix = states.conv[op.layer][slot], states.matrix[op.layer][slot]
+    for row, position in enumerate(positions):
         if position == 0:
             conv[:] = 0
             matrix[:] = 0

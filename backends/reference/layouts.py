@@ -2,7 +2,7 @@
 
 `release` drops the arrays of pools and `map` makes zeros again; a refill dequantises the weights anew. A payload holds
 rows as they lie in the arrays: of each layer and page K [16, kv_heads, head_dim], then V; of each state slot and layer
-the window's channels row by row, then the heads. Slow, and obvious.
+the window's channels row by row, then the heads, if it has some. Slow, and obvious.
 """
 
 from __future__ import annotations
@@ -110,7 +110,9 @@ class ReferenceLayouts:
     def memory_lines(self) -> Mapping[str, int]:
         lines = dict(self.program.memory_lines())
         others = [program for name, program in self._programs.items() if name != self.active]
-        lines["workspace"] += sum(program.memory_lines()["workspace"] for program in others)
+        for line in ("workspace", "drafts"):
+            if more := sum(program.memory_lines().get(line, 0) for program in others):
+                lines[line] = lines.get(line, 0) + more
         return lines
 
     def memory_regions(self) -> tuple[MemoryRegion, ...]:

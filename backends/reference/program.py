@@ -15,11 +15,13 @@ from backends.base import (
     Buffer,
     Collective,
     DeltaNet,
+    DraftStep,
     EmbedRows,
     ExpertMatrix,
     Experts,
     GatedActivation,
     GatherRows,
+    JoinHidden,
     KvPool,
     Limits,
     Linear,
@@ -51,7 +53,7 @@ from backends.reference.compute import (
     sigmoid,
     soft_cap,
 )
-from backends.reference.delta import DeltaWeights, States, run_delta_net
+from backends.reference.delta import DeltaWeights, States
 from backends.reference.exchange import (
     Exchanges,
     gather_rows,
@@ -61,6 +63,7 @@ from backends.reference.exchange import (
     sum_rows,
 )
 from backends.reference.experts import DenseExperts, route, run_experts
+from backends.reference.held import Held, held_rows, join_chained, join_hidden, kept_elements, run_delta_net
 from backends.reference.pools import Pools, slots_here, slots_of
 
 Buffers = dict[str, Array]
@@ -79,53 +82,78 @@ class ReferenceProgram:
         states: StatePool = NO_STATES,
         collective: Collective | None = None,
     ) -> None:
-        self.ops = tuple(ops)
+        mark = next((at for at, op in enumerate(ops) if isinstance(op, DraftStep)), len(ops))
+        self.ops = tuple(ops[:mark])
+        self.draft_ops = tuple(ops[mark + 1 :])
         self.weights = weights
         self.limits = limits
         self.dtype = dtype
         self.pools = Pools(kv, dtype)
         self.states = States(states, dtype)
         self._acts = None if collective is None else Exchanges(collective, dtype)
-        selects = [at for at, op in enumerate(ops) if isinstance(op, SelectRows)]
-        self._selected_from = selects[0] if selects else len(ops)
+        self._held = Held()
+        self._step_before: Buffers = {}
 
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
         """The logits. `[0, 0]` on a rank that sends its rows on: its ops do not know the vocabulary."""
-        buffers = self.run_from(batch, {})
-        last = self.ops[-1]
-        if isinstance(last, SendRows):
-            return np.empty((0, 0), np.float32)
-        written = _written(last)[-1]
-        if written.name not in buffers:
-            return np.empty((0, written.width), np.float32)
-        return buffers[written.name].astype(np.float32, copy=False)
+        return _logits(self.ops, self.run_from(batch, {}))
 
     def run_from(self, batch: Batch, given: Mapping[str, Array]) -> Buffers:
-        """Execute every op, starting from the buffers `given` (a previous rank's residual). Gives all buffers."""
+        """Execute every op up to the mark, starting from the buffers `given` (a previous rank's residual). Gives all
+        buffers."""
         self._check(batch)
+        self._held, held = Held(), Held(held_rows(batch))
         buffers: Buffers = {name: np.array(values, dtype=self.dtype) for name, values in given.items()}
-        for at, op in enumerate(self.ops):
-            rows = len(batch.tokens) if at < self._selected_from else len(batch.logit_rows)
+        self._run_ops(self.ops, batch, buffers, held)
+        self._held = held
+        return buffers
+
+    def draft(self, batch: Batch) -> npt.NDArray[np.float32]:
+        assert self.draft_ops and len(batch.chain) == len(batch.tokens), "no step of drafting"
+        self._check(batch)
+        buffers: Buffers = {}
+        self._run_ops(self.draft_ops, batch, buffers, Held())
+        chained = {op.right.name for op in self.draft_ops if isinstance(op, JoinHidden) and op.chained}
+        self._step_before = {name: buffers[name] for name in chained}
+        return _logits(self.draft_ops, buffers)
+
+    def accept(self, kept: Sequence[tuple[int, int]]) -> None:
+        self._held.accept(kept)
+
+    def _run_ops(self, ops: Sequence[Op], batch: Batch, buffers: Buffers, held: Held) -> None:
+        rows = len(batch.tokens)
+        for op in ops:
             match op:
                 case Zero():
                     buffers[op.out.name] = np.zeros((rows, op.out.width), self.dtype)
                 case SumRows() | GatherRows() | MergeAttention() | SendRows() | ReceiveRows():
                     buffers.update(self._exchange(op, Stamp(batch.epoch, batch.seq, rows, op.label), buffers))
+                case DeltaNet():
+                    weights = self._delta_weights(op)
+                    buffers[op.out.name] = run_delta_net(op, weights, self.states, batch, buffers, held)
+                case JoinHidden(chained=True):
+                    left = buffers[op.left.name]
+                    buffers[op.out.name] = join_chained(op, self.states, batch, left, self._step_before)
+                case JoinHidden():
+                    buffers[op.out.name] = join_hidden(op, self.states, batch, buffers, held)
                 case _:
                     self._run_op(op, batch, buffers)
-        return buffers
+            if isinstance(op, SelectRows):
+                rows = len(batch.logit_rows)
 
     def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
         self.states.copy(pairs)
 
     def memory_lines(self) -> Mapping[str, int]:
         rows = self.limits.rows * self.dtype.itemsize
-        widths = {buffer.name: buffer.width for op in self.ops for buffer in _written(op)}
+        widths = {buffer.name: buffer.width for op in (*self.ops, *self.draft_ops) for buffer in _written(op)}
+        kept = self.limits.held_rows * kept_elements(self.ops) * self.dtype.itemsize
         return {
             "weights": sum(array.nbytes for array in self.weights.values()),
             "kv": self.pools.nbytes(),
             "state": self.states.nbytes(),
             "workspace": rows * sum(widths.values()),
+            **({"drafts": kept} if kept else {}),
         }
 
     def memory_regions(self) -> tuple[MemoryRegion, ...]:
@@ -143,6 +171,9 @@ class ReferenceProgram:
         assert rows <= self.limits.rows and len(batch.logit_rows) <= self.limits.logit_rows, "over the limits of bind"
         assert rows == len(batch.positions) == batch.slots.shape[1] == len(batch.lanes)
         assert len(batch.slots) == len(batch.tables), "slots and tables of other numbers of KV groups"
+        places = [int(batch.hold[lane]) + row for lane, rows in held_rows(batch).items() for row in range(rows)]
+        assert len(set(places)) == len(places), "two rows are held at one place"
+        assert max(places, default=-1) < self.limits.held_rows, "more rows are held than bind was told"
 
     def _vector(self, weight: Weight | None) -> Array | None:
         return None if weight is None else self.weights[weight.name][0]
@@ -176,8 +207,6 @@ class ReferenceProgram:
                 if op.gate is not None:
                     added = added * sigmoid(buffers[op.gate.name])
                 buffers[op.into.name] = buffers[op.into.name] + added
-            case DeltaNet():
-                buffers[op.out.name] = self._delta_net(op, batch, buffers)
             case Softcap():
                 buffers[op.src.name] = soft_cap(buffers[op.src.name], op.cap)
             case Scale():
@@ -221,9 +250,10 @@ class ReferenceProgram:
     def _rope_store(self, op: RopeStore, batch: Batch, buffers: Buffers) -> None:
         rows = len(batch.tokens)
         step = op.q_step or op.head_dim
-        queries = buffers[op.q.name].reshape(rows, op.heads, step)
-        q = self._norm_and_turn(op, batch, queries[..., : op.head_dim], op.q_norm)
-        buffers[op.q.name] = np.concatenate([q, queries[..., op.head_dim :]], axis=2).reshape(rows, op.heads * step)
+        if op.heads:
+            queries = buffers[op.q.name].reshape(rows, op.heads, step)
+            q = self._norm_and_turn(op, batch, queries[..., : op.head_dim], op.q_norm)
+            buffers[op.q.name] = np.concatenate([q, queries[..., op.head_dim :]], axis=2).reshape(rows, op.heads * step)
         if op.k is None or op.v is None:
             assert op.k is None and op.v is None, "k and v are stored both or not at all"
             return
@@ -275,12 +305,21 @@ class ReferenceProgram:
     def _stack(self, matrix: ExpertMatrix, held: int) -> DenseExperts:
         return DenseExperts(matrix, self.weights[matrix.weight.name], self._vector(matrix.bias), held)
 
-    def _delta_net(self, op: DeltaNet, batch: Batch, buffers: Buffers) -> Array:
-        mixed, z, beta, alpha = (buffers[buffer.name] for buffer in (op.mixed, op.z, op.beta, op.alpha))
-        weights = DeltaWeights(
+    def _delta_weights(self, op: DeltaNet) -> DeltaWeights:
+        return DeltaWeights(
             self.weights[op.conv.name], self._needed(op.dt_bias), self._needed(op.a), self._needed(op.norm)
         )
-        return run_delta_net(op, weights, self.states, batch, mixed, z, beta, alpha)
+
+
+def _logits(ops: Sequence[Op], buffers: Buffers) -> npt.NDArray[np.float32]:
+    """What the last of `ops` wrote, where this rank gets it."""
+    last = ops[-1]
+    if isinstance(last, SendRows):
+        return np.empty((0, 0), np.float32)
+    written = _written(last)[-1]
+    if written.name not in buffers:
+        return np.empty((0, written.width), np.float32)
+    return buffers[written.name].astype(np.float32, copy=False)
 
 
 def _written(op: Op) -> tuple[Buffer, ...]:
@@ -288,7 +327,7 @@ def _written(op: Op) -> tuple[Buffer, ...]:
     match op:
         case Linear(parts=parts):
             return tuple(part.out for part in parts)
-        case RopeStore() | SendRows():
+        case RopeStore() | SendRows() | DraftStep():
             return ()
         case GatherRows(parts=gathers):
             return tuple(gather.out for gather in gathers)
