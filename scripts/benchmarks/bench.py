@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import document
+import draft_tests
 import flip_tests
 import limits
 import psutil
@@ -69,6 +70,9 @@ def main() -> int:
     if rank_tests.FLIP in tests:
         for name, path in models(options, flip_tests.MODELS):
             run.flips(name, path)
+    if rank_tests.DRAFT in tests:
+        for name, path in drafting_models(options):
+            run.drafting(name, path)
     document_ = report(run.samples)
     for model in document_["models"]:
         print(f"\n{model['model']}\n\n{table(model)}")
@@ -131,14 +135,25 @@ def models(options: argparse.Namespace, usual: Sequence[str] = ()) -> list[tuple
     return [(subject.name, subject.file()) for subject in chosen]
 
 
+def drafting_models(options: argparse.Namespace) -> list[tuple[str, Path]]:
+    """As `models`; where none are asked for, one of random weights, and the one that counts for what depends on the
+    content, if any such thing is asked for."""
+    asked = rank_tests.drafting(options.tests)
+    if options.model or options.models:
+        return models(options)
+    counter = [(draft_tests.COUNTER.stem, draft_tests.COUNTER)]
+    some = [*(models(options, draft_tests.RANDOM) if asked & draft_tests.BY_TIME else []), *counter]
+    return [(name, path) for name, path in some if draft_tests.parts(path, asked, every=False)]
+
+
 def wanted(options: argparse.Namespace) -> list[Measure]:
     """The measures of a quick or full run, or those that give the results named by --tests."""
     if not options.tests:
         return [measure for measure in MEASURES if measure.size <= (1 if options.full else 0)]
     names = set(options.tests.split(","))
     # Those of several ranks are no measures of a running server; `rank_wanted` takes them.
-    if unknown := names - RESULTS.keys():
-        raise RuntimeError(f"no such test: {', '.join(sorted(unknown))}; there is {', '.join(RESULTS)}")
+    if unknown := names - RESULTS.keys() - rank_tests.TESTS:
+        raise RuntimeError(f"no such test: {', '.join(sorted(unknown))}; there is {', '.join((*RESULTS, 'draft'))}")
     return [measure for measure in MEASURES if names & set(measure.gives)]
 
 
@@ -264,6 +279,38 @@ class Run:
                 flip_tests.measure_flips(server, options.repeat, prompts, rank_tests.RANKS, self.keeper(subject))
             finally:
                 server.stop()
+
+    def drafting(self, name: str, path: Path) -> None:
+        """One stream with drafting, beside one without."""
+        model, options = draft_tests.of_model(name), self.options
+        done = {sample.test for sample in self.samples if (sample.model, sample.run) == (model, options.repeat - 1)}
+        parts = draft_tests.parts(path, rank_tests.drafting(options.tests), every=bool(options.model)) - done
+        if not parts:
+            return
+        answer = options.answer or 96
+        prompts = Prompts(random.Random(options.seed), options.vocab, answer)
+        subject = RankSubject(model, self.facts(model, name.rpartition(".")[2]))
+        with tempfile.TemporaryDirectory(prefix="homeserve-bench-") as scratch:
+
+            def made(draft: str, forced: str = "") -> Server:
+                facts = (options.threads, Path(scratch), options.ours, options.isa)
+                server = draft_tests.server_of(path, *facts, draft, forced)
+                server.realtime = not options.no_realtime
+                return server
+
+            plain = made("off")
+            try:
+                plain.start()
+                status = plain.get("/v1/homeserve/status")
+                subject.facts["quant"] = status["model"]["quant"]
+                version = status["version"], status["ranks"][0]["isa"]
+                subject.versions |= {plain.engine: version, OURS: version}
+                test = draft_tests.Drafting(plain, made, options.repeat, prompts, self.keeper(subject), parts)
+                test.forced()
+                test.new()
+                test.by_content(draft_tests.contents(path))
+            finally:
+                plain.stop()
 
     def facts(self, name: str, quant: str) -> dict[str, Any]:
         """What stands in every sample of a model."""

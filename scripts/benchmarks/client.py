@@ -9,7 +9,8 @@ import http.client
 import json
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,6 +28,10 @@ class Timing:
     tokens: int
     prompt_tokens: int
     first_tokens: int = 1
+    arrived: tuple[tuple[float, int], ...] = ()
+    """When each event came, and how many tokens were out with it; known where it was `counted`."""
+    draft: Mapping[str, Any] = field(default_factory=dict)
+    """What the server says of drafting in this answer (`homeserve.draft`)."""
 
     @property
     def ttft_s(self) -> float:
@@ -40,12 +45,19 @@ class Timing:
             raise HeldBack(f"{self.first_tokens} of {self.tokens} tokens came with the first event")
         return after / (self.last - self.first)
 
+    def tok_s_after(self, tokens: int) -> float:
+        """Tokens per second behind the event with which `tokens` are out. Raises HeldBack where that is the last."""
+        found = next(((at, out) for at, out in self.arrived if out >= tokens), (self.last, self.tokens))
+        if found[0] >= self.last:
+            raise HeldBack(f"{found[1]} of {self.tokens} tokens came at once")
+        return (self.tokens - found[1]) / (self.last - found[0])
+
 
 class HeldBack(RuntimeError):
     """An answer whose text came too late to time its tokens: ask something else."""
 
 
-def complete(url: str, prompt: list[int], max_tokens: int, counted: bool = False) -> Timing:
+def complete(url: str, prompt: list[int] | str, max_tokens: int, counted: bool = False) -> Timing:
     """Stream one greedy completion of exactly `max_tokens` tokens. `counted`: the server tells how many came with each
     event. Raises RuntimeError where the answer is another."""
     place = urlsplit(url)
@@ -72,6 +84,8 @@ def complete(url: str, prompt: list[int], max_tokens: int, counted: bool = False
         first = last = 0.0
         first_tokens = 1
         usage: dict[str, int] = {}
+        arrived: list[tuple[float, int]] = []
+        draft: Mapping[str, Any] = {}
         while line := response.readline():
             now = time.monotonic()
             if not line.startswith(b"data: {"):
@@ -81,12 +95,15 @@ def complete(url: str, prompt: list[int], max_tokens: int, counted: bool = False
                 if not first:
                     first, first_tokens = now, _tokens_of(event)
                 last = now
+                arrived.append((now, (arrived[-1][1] if arrived else 0) + _tokens_of(event)))
+            draft = (event.get("homeserve") or {}).get("draft") or draft
             usage = event.get("usage") or usage
     finally:
         connection.close()
     if usage.get("completion_tokens") != max_tokens or not first:
         raise RuntimeError(f"{url}: asked for {max_tokens} tokens and got {usage}")
-    return Timing(sent, first, last, max_tokens, usage["prompt_tokens"], first_tokens)
+    known = tuple(arrived) if counted else ()
+    return Timing(sent, first, last, max_tokens, usage["prompt_tokens"], first_tokens, known, draft)
 
 
 def _tokens_of(event: dict[str, Any]) -> int:

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from measures import RESULTS
+from measures import DRAFTING, RESULTS
 from report import MACHINE, OURS, Sample, SampleFile, report, table
 
+DRAFTING_MODELS = ", drafting"
+"""How the names of models end under which draft_tests.py keeps its samples."""
 BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 
 
@@ -87,7 +89,10 @@ def _limits(device: dict[str, Any]) -> list[str]:
 
 
 def summary(documents: Sequence[dict[str, Any]]) -> str:
-    """A line for each model, a column for each result that any of them has: the ratio, bold where its goal is met."""
+    """A line for each model, a column for each result that any of them has: the ratio, bold where its goal is met. What
+    drafting is worth has a table of its own, the other way round."""
+    beside = [document for document in documents if document["models"][0]["model"].endswith(DRAFTING_MODELS)]
+    documents = [document for document in documents if document not in beside]
     ratios = {document["models"][0]["model"]: document["models"][0]["ratios"] for document in documents}
     tests = [test for test in RESULTS if any(ratio["test"] == test for found in ratios.values() for ratio in found)]
     lines = [f"| | {' | '.join(RESULTS[test].title for test in tests)} | commit |", "|---" * (len(tests) + 2) + "|"]
@@ -96,6 +101,18 @@ def summary(documents: Sequence[dict[str, Any]]) -> str:
         by_test = {ratio["test"]: ratio for ratio in ratios[model]}
         cells = [_cell(by_test.get(test)) for test in tests]
         lines.append(f"| {model} | {' | '.join(cells)} | {document['commit']} |")
+    return "\n".join(lines) + (f"\n\n{drafting(beside)}" if beside else "")
+
+
+def drafting(documents: Sequence[dict[str, Any]]) -> str:
+    """A line for each result, a column for each model."""
+    found = [document["models"][0] for document in documents]
+    names = [f"{model['model']} ({document['commit']})" for model, document in zip(found, documents, strict=True)]
+    lines = [f"| one stream, beside no drafting | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for test, result in RESULTS.items():
+        ratios = [next((each for each in model["ratios"] if each["test"] == test), None) for model in found]
+        if test in DRAFTING and any(ratios):
+            lines.append(f"| {result.title} | {' | '.join(_cell(ratio) for ratio in ratios)} |")
     return "\n".join(lines)
 
 

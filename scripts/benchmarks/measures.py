@@ -144,6 +144,24 @@ RESULTS = {
     "flip_refill": Result("refill of the arenas at a flip", "GB/s", True, "flip"),
     "flip_move": Result("rows and states at a flip", "GB/s", True, "flip"),
     "flip_mib": Result("flip, for each MiB that is live", "ms/MiB", False, "flip"),
+    "draft_2": Result("2 drafts a round, both count", "tok/s", True, "draft_3"),
+    "draft_3": Result("3 drafts, 2 count", "tok/s", True, "draft_3"),
+    "draft_3of0": Result("3 drafts, none counts", "tok/s", True, "draft_3"),
+    "draft_3of1": Result("3 drafts, 1 counts", "tok/s", True, "draft_3"),
+    "draft_3of3": Result("3 drafts, all count", "tok/s", True, "draft_3"),
+    "draft_2_ms": Result("a round of 2 drafts that count; a plain token", "ms", False, "draft_3"),
+    "draft_3of0_ms": Result("a round of 3, none counts; a plain token", "ms", False, "draft_3"),
+    "draft_3of1_ms": Result("a round of 3, 1 counts; a plain token", "ms", False, "draft_3"),
+    "draft_3_ms": Result("a round of 3, 2 count; a plain token", "ms", False, "draft_3"),
+    "draft_3of3_ms": Result("a round of 3, all count; a plain token", "ms", False, "draft_3"),
+    "draft_new": Result("text that nobody foresees, behind 64 tokens", "tok/s", True, "draft_3"),
+    **{
+        f"draft_{kind}{suffix}": Result(f"{kind}{title}", unit, True, "draft_3")
+        for kind in ("counting", "series", "copying", "prose", "code")
+        for suffix, title, unit in (("", "", "tok/s"), ("_len", ", tokens for each round", "tokens"))
+    },
 }
-"""In the order of the tables. The last six are of several ranks (rank_tests.py, flip_tests.py), the others of
-MEASURES."""
+"""In the order of the tables. Those from `sum8k` on are of several ranks (rank_tests.py, flip_tests.py) and of drafting
+(draft_tests.py), the others of MEASURES."""
+
+DRAFTING = frozenset(name for name in RESULTS if name.startswith("draft_"))

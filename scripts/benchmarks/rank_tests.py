@@ -1,5 +1,5 @@
-"""What several ranks are measured by: `sum8k`, `tp2_vs_1x2` and `flip` (flip_tests.py) of scripts/bench. None needs a
-llama-server.
+"""What several ranks are measured by: `sum8k`, `tp2_vs_1x2` and `flip` (flip_tests.py) of scripts/bench; and which of the
+tests that need no llama-server are asked for: these and `draft` (draft_tests.py).
 
     sum8k         a sum of 8 KiB between two processes (sums.py), ours and gloo in turn
     tp2_vs_1x2    decode by two CPU ranks with one thread each in the tensor layout, and by one rank with two threads:
@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import sums
-from measures import Prompts, decode
+from measures import DRAFTING, Prompts, decode
 from servers import Server, homeserve
 
-SUM, TENSOR, FLIP = "sum8k", "tp2_vs_1x2", "flip"
-TESTS = frozenset((SUM, TENSOR, FLIP))
+SUM, TENSOR, FLIP, DRAFT = "sum8k", "tp2_vs_1x2", "flip", "draft"
+TESTS = frozenset((SUM, TENSOR, FLIP, DRAFT))
+"""Each of these runs is a group of its own; the last one is taken by its parts too (`DRAFTING`)."""
 MODELS = ("SmolLM2-135M-Instruct.Q4_1", "llama-1.5b.Q4_K_M")
 """Of the second, where no others are asked for."""
 RANKS = 2
@@ -39,12 +40,20 @@ SLOT_TOKENS = 512
 
 def wanted(tests: str | None, *, full: bool) -> frozenset[str]:
     """Those that `tests` names (by comma), else all of a full run."""
-    return TESTS & frozenset(tests.split(",")) if tests else TESTS if full else frozenset()
+    if not tests:
+        return TESTS if full else frozenset()
+    names = frozenset(tests.split(","))
+    return TESTS & names | (frozenset((DRAFT,)) if names & DRAFTING else frozenset())
+
+
+def drafting(tests: str | None) -> frozenset[str]:
+    """Which parts of `draft` are asked for: all, where none is named."""
+    return frozenset((tests or "").split(",")) & DRAFTING or DRAFTING
 
 
 def no_peer_needed(tests: str | None) -> bool:
     """Whether `tests` names these alone."""
-    return bool(tests) and frozenset(tests.split(",")) <= TESTS
+    return bool(tests) and frozenset(tests.split(",")) <= TESTS | DRAFTING
 
 
 class Keep(Protocol):

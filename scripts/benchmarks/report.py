@@ -160,14 +160,20 @@ def _row(samples: Sequence[Sample]) -> dict[str, Any]:
             name: getattr(one, name)
             for name in ("engine", "version", "isa", "settings", "model", "quant", "test", "unit")
         },
-        "layout": None,
-        "draft": None,
+        "layout": _told_by(one.settings, "--layout"),
+        "draft": _told_by(one.settings, "--draft"),
         "runs": len(values),
         "median": round(statistics.median(values), 3),
         "p10": round(quantile(values, 0.1), 3),
         "p90": round(quantile(values, 0.9), 3),
         "most": subjects.MOST.get(one.test) if one.engine == OURS else None,
     }
+
+
+def _told_by(settings: str, option: str) -> str | None:
+    """What an option of a program's settings is, where it has one."""
+    words = settings.split()
+    return words[words.index(option) + 1] if option in words else None
 
 
 def _ratio(test: str, one: Sample, pairs: Sequence[float]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -39,6 +40,8 @@ class Server:
     settings: str = ""
     realtime: bool = True
     """Before everything else on the machine, where the system allows it: for measurements of time."""
+    environ: dict[str, str] = field(default_factory=dict)
+    """Variables that it is started with besides."""
     url: str = ""
     process: subprocess.Popen[bytes] | None = None
     started: float = field(default=0.0)
@@ -54,6 +57,7 @@ class Server:
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
+                env=os.environ | self.environ,
             )
         while time.monotonic() - self.started < START_LIMIT_S:
             if self.process.poll() is not None:

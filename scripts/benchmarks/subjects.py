@@ -21,6 +21,9 @@ LEAST = {"flip_refill": 70.0, "flip_move": 60.0}
 """... and the least that it may be in percent of the machine's copying."""
 FAST_TYPES = ("Q8_0", "Q4_0", "Q4_1")
 """Types for which three times the peer's prefill is asked; for the others one and a half times."""
+DRAFTING_MODEL = "qwen35-nextn.Q4_K_M"
+DRAFTING_GOALS = {"draft_2": 1.6, "draft_3": 1.6, "draft_new": 0.95}
+"""Set for that model alone: one stream with drafting, over one without."""
 DEMANDS: Mapping[str, Mapping[str, float]] = {
     "tg@0": {SMOL: 3.0, GEMMA: 1.7, LARGE: 1.7, FAMILY: 1.5},
     "tg@2048": {SMOL: 5.0, GEMMA: 1.7, LARGE: 1.7, FAMILY: 1.5},
@@ -74,6 +77,8 @@ def goal(model: str, result: str) -> float | None:
     """The ratio that is asked for, or None."""
     if result == "tp2_vs_1x2":
         return 0.9
+    if result in DRAFTING_GOALS and model.startswith(DRAFTING_MODEL):
+        return DRAFTING_GOALS[result]
     subject = next((each for each in SUBJECTS if each.name == model), None)
     if subject is None:
         return None
@@ -92,12 +97,18 @@ class Work:
 
 
 def work(tensors: Mapping[str, TensorView], metadata: Mapping[str, object]) -> Work:
-    """From the file's tensors. The embeddings are read only where they are the head too; of experts, those used."""
+    """From the file's tensors. The embeddings are read only where they are the head too; of experts, those used; of
+    blocks that only draft, nothing."""
     arch = str(metadata["general.architecture"])
     count, used = metadata.get(f"{arch}.expert_count", 1), metadata.get(f"{arch}.expert_used_count", 1)
     assert isinstance(count, int) and isinstance(used, int)
     weights, ops = 0.0, 0.0
+    blocks, drafting = (metadata.get(f"{arch}.{key}", 0) for key in ("block_count", "nextn_predict_layers"))
+    assert isinstance(blocks, int) and isinstance(drafting, int)
+    beside = tuple(f"blk.{layer}." for layer in range(blocks - drafting, blocks))
     for name, tensor in tensors.items():
+        if name.startswith(beside):
+            continue
         share = used / count if "_exps." in name else 1.0
         if name != "token_embd.weight" or "output.weight" not in tensors:
             weights += share * tensor.nbytes

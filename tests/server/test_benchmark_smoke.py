@@ -92,6 +92,31 @@ def test_ranks_are_measured_without_a_peer(smollm2: str, tmp_path: Path) -> None
     assert pair["noise"]["tp2_vs_1x2"]["pairs"] == 1
 
 
+@pytest.mark.timeout(400)
+def test_drafting_is_measured_without_a_peer(tmp_path: Path) -> None:
+    """One forced length, adaptation on what follows the first tokens, and one kind of content, on the model that counts.
+    Rounds that counted other drafts than they were to would have ended it."""
+    counter = Path(__file__).parents[1] / "data" / "counter.gguf"
+    tests = "draft_3,draft_new,draft_counting"
+    wanted = ("--model", str(counter), "--tests", tests, "--repeat", "1", "--vocab", "250")
+    printed = bench(tmp_path, *wanted, "--csv", "runs.csv", "--json", "found.json", has_peer=False)
+    assert "| 3 drafts, 2 count | tok/s |" in printed
+    rows = list(csv.DictReader((tmp_path / "runs.csv").read_text().splitlines()))
+    named = {*tests.split(","), "draft_3_ms", "draft_counting_len"}
+    assert {row["test"] for row in rows if row["engine"] == "homeserve"} == named
+    plain = {row["test"] for row in rows if row["engine"] == "homeserve-plain"}
+    assert plain == named - {"draft_counting_len"} | {"noise:draft_new"}
+    assert all(float(row["value"]) > 0 and row["commit"] for row in rows if row["test"] != "load")
+    (model,) = json.loads((tmp_path / "found.json").read_text())["models"]
+    assert model["model"] == "counter, drafting" and all(ROW <= set(row) for row in model["rows"])
+    drafts = {(row["engine"], row["test"]): row["draft"] for row in model["rows"]}
+    assert drafts["homeserve", "draft_3"] == "3" and drafts["homeserve-plain", "draft_3"] == "off"
+    assert drafts["homeserve", "draft_counting"] == "auto"
+    assert [ratio["test"] for ratio in model["ratios"]] == ["draft_3", "draft_3_ms", "draft_new", "draft_counting"]
+    (lengths,) = (row["median"] for row in model["rows"] if row["test"] == "draft_counting_len")
+    assert 1 < lengths <= 4
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

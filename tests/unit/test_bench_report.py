@@ -94,11 +94,13 @@ def test_each_result_takes_the_setting_that_is_best_for_it() -> None:
 def test_every_row_of_the_goals_is_measured() -> None:
     given = {result for measure in measures.MEASURES for result in measure.gives}
     assert not given & rank_tests.TESTS
-    given |= rank_tests.TESTS | set(flip_tests.TESTS)
-    goals = subjects.DEMANDS.keys() | subjects.MOST.keys() | subjects.LEAST.keys()
+    given |= rank_tests.TESTS - {rank_tests.DRAFT} | set(flip_tests.TESTS) | measures.DRAFTING
+    goals = subjects.DRAFTING_GOALS.keys() | subjects.DEMANDS.keys() | subjects.MOST.keys() | subjects.LEAST.keys()
     assert given == measures.RESULTS.keys() and goals <= given
     assert all(result.chosen_by in given for result in measures.RESULTS.values())
     assert subjects.goal(MODEL, "pp512") == 1.5 and subjects.goal("llama-1.5b.Q8_0", "pp2048") == 3.0
+    drafting = f"{subjects.DRAFTING_MODEL}, drafting"
+    assert subjects.goal(drafting, "draft_3") == 1.6 and subjects.goal("counter, drafting", "draft_3") is None
     assert subjects.goal("SmolLM2-135M-Instruct.Q4_1", "tg@2048") == 5.0 and subjects.goal("another", "tg@0") is None
 
 
