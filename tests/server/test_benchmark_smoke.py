@@ -94,8 +94,8 @@ def test_ranks_are_measured_without_a_peer(smollm2: str, tmp_path: Path) -> None
 
 @pytest.mark.timeout(400)
 def test_drafting_is_measured_without_a_peer(tmp_path: Path) -> None:
-    """One forced length, adaptation on what follows the first tokens, and one kind of content, on the model that counts.
-    Rounds that counted other drafts than they were to would have ended it."""
+    """A forced length, adaptation behind the first tokens and a kind of content, on the model that counts. Rounds
+    that counted other drafts than they were to would have ended it."""
     counter = Path(__file__).parents[1] / "data" / "counter.gguf"
     tests = "draft_3,draft_new,draft_counting"
     wanted = ("--model", str(counter), "--tests", tests, "--repeat", "1", "--vocab", "250")
