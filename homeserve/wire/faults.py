@@ -4,7 +4,8 @@ The engine process checks the text at start and hands it to the first life of th
 in a fleet's whole life, so the worker that takes the dead one's place lives.
 
     step     load | prefill | decode: a plan that loads; one with rows that bring tokens; one with rows that continue
-             draft | verify: a step of drafting; the rows of a plan that has drafts, and what becomes of them
+             draft | verify: a step of drafting; the rows of a plan that has drafts, and once more in the same plan
+             before those that count are accepted
              prepare.* | commit.*: a step of a flip (homeserve.worker.flip); spill | promote: an image of weights on its
              way to the disk and back
     nth      fires on the nth such step of that worker (default 1)
@@ -15,6 +16,12 @@ in a fleet's whole life, so the worker that takes the dead one's place lives.
              corrupt    the step runs, and one byte of what it made is another one: of a payload, an image, the arena;
                         of the answer, where the step makes nothing else
              delay:MS   the step starts MS milliseconds later
+
+Drafts for tests, as text too (`LoadSpec.drafts_test`):
+
+    wrong      every draft is another token than the one that was drafted: the least likely one
+    accept:N   exactly the first N drafts of a row count, whatever was drawn (what is answered is not the model's then,
+               unless N is 0)
 """
 
 from __future__ import annotations
@@ -51,6 +58,14 @@ class Fault:
     delay_ms: int = 0
 
 
+@dataclass(frozen=True)
+class ForcedDrafts:
+    """`wrong`: other tokens than drafted. `accept`: so many drafts of a row count; None: those that were drawn."""
+
+    wrong: bool = False
+    accept: int | None = None
+
+
 def parse(text: str) -> Fault | None:
     """The fault that `text` describes; None for an empty text. Raises SettingError naming what is wrong with it."""
     if not text.strip():
@@ -70,6 +85,18 @@ def parse(text: str) -> Fault | None:
         nth=_number("nth", given.get("nth", "1"), 1, 2**31),
         action=action,
         delay_ms=delay_ms,
+    )
+
+
+def parse_drafts(text: str) -> ForcedDrafts:
+    """What `text` makes of drafts; nothing for an empty one. Raises SettingError naming what is wrong with it."""
+    name, _, count = text.partition(":")
+    if text in ("", "wrong"):
+        return ForcedDrafts(wrong=text == "wrong")
+    if name == "accept" and count.isascii() and count.isdigit() and len(count) <= 4:
+        return ForcedDrafts(accept=int(count))
+    raise SettingError(
+        f"drafts for tests: {text!r} is not known", field="drafts_test", fix="write it as wrong or accept:N"
     )
 
 

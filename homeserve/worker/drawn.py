@@ -11,6 +11,14 @@ Messages are taken in the order of plans, so all that are older come along. A ra
 plans may be in flight: what came `in_flight` plans before the present one has been sent, because the engine issued the
 present one only after every rank had answered that. So neither end of the channel ever waits for room.
 
+A plan that drafts (`homeserve.worker.drafting`) needs tokens in its own middle and owes none behind it. Its messages
+have labels of their own and are taken inside the plan, after all older ones: one for each step of drafting, and one
+with all that was drawn. How many rows of a draft will count nobody knows beforehand; so that message has a row for each
+that might, and NO_TOKEN in those that do not.
+
+    rank 2       draft ─▶ message  draft ─▶ message  rows, draws ─▶ message
+    rank 0       draft ──▶ takes   draft ──▶ takes   rows ────────▶ takes
+
 Numbers travel as the bits of float32, which is what a channel carries.
 """
 
@@ -26,7 +34,9 @@ import numpy.typing as npt
 from backends.base import Collective, Stamp
 
 LABEL = "tokens"
+DRAFT, OUTCOME = "draft", "outcome"
 FIELDS = 3
+NO_TOKEN = -1
 _MASK = 0x7FFFFFFF
 
 
@@ -48,13 +58,13 @@ class TokenSender:
         self._collective = collective
         self._targets = tuple(targets)
 
-    def send(self, epoch: int, seq: int, drawn: Sequence[Drawn]) -> None:
+    def send(self, epoch: int, seq: int, drawn: Sequence[Drawn], label: str = LABEL) -> None:
         """All that plan `seq` drew; nothing is sent where it drew nothing. Raises NoCredit (a bug of the caller)."""
         if not drawn:
             return
         rows = np.array(drawn, np.int32).view(np.float32)
         for target in self._targets:
-            self._collective.send(Stamp(epoch, seq, len(drawn), LABEL), target, rows)
+            self._collective.send(Stamp(epoch, seq, len(drawn), label), target, rows)
 
 
 class TokenReceiver:
@@ -90,9 +100,18 @@ class TokenReceiver:
         while self._owed:
             self._receive()
 
+    def receive(self, epoch: int, seq: int, count: int, label: str) -> list[Drawn]:
+        """The message of `count` rows that plan `seq` sends in its middle. Nothing older may be owed. Raises
+        ExchangeError."""
+        assert not self._owed, "messages are taken in their order"
+        return self._message(Stamp(epoch, seq, count, label))
+
     def _receive(self) -> None:
         epoch, seq, _, count = self._owed.popleft()
-        rows: npt.NDArray[np.float32] = np.empty((count, FIELDS), np.float32)
-        self._collective.receive(Stamp(epoch, seq, count, LABEL), self._source, rows)
-        for lane, request, token in rows.view(np.int32).tolist():
-            self._take(Drawn(lane, request, token))
+        for drawn in self._message(Stamp(epoch, seq, count, LABEL)):
+            self._take(drawn)
+
+    def _message(self, stamp: Stamp) -> list[Drawn]:
+        rows: npt.NDArray[np.float32] = np.empty((stamp.rows, FIELDS), np.float32)
+        self._collective.receive(stamp, self._source, rows)
+        return [Drawn(*row) for row in rows.view(np.int32).tolist()]

@@ -60,7 +60,7 @@ class FaultPoint:
 
 
 def steps_of(plan: Plan) -> frozenset[str]:
-    """Which steps a plan is as a whole: several where prefill runs beside decode."""
+    """Which steps a plan is as a whole: several where prefill runs beside decode. Rows with drafts continue."""
     if plan.kind == PlanKind.LOAD:
         return frozenset({"load"})
-    return frozenset("prefill" if rows.tokens else "decode" for rows in plan.rows)
+    return frozenset("prefill" if rows.tokens and not rows.drafts else "decode" for rows in plan.rows)

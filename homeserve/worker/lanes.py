@@ -15,6 +15,10 @@ keeps them.
 
 A token that another rank draws for a lane is AWAITED until it comes (`homeserve.worker.drawn`).
 
+Rows with drafts begin at the one token that is known; what is drafted behind it is found while the plan runs
+(`homeserve.worker.drafting`), and how many rows count only at its end. Until then (`settle`) the lane is what it was:
+length, counts and last token follow the rows that count, and no others.
+
 When the layout changes (`turn`) lanes stay what they are: their tables are the engine's, and only the places of pages
 in this rank's pools are looked up anew.
 
@@ -28,7 +32,7 @@ save to and restore from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,6 +49,8 @@ Ints = npt.NDArray[np.int32]
 UNKNOWN = -1
 AWAITED = -2
 """The last token of a lane, drawn on another rank and not told here yet."""
+NOTHING: Mapping[int, Sequence[int]] = {}
+NO_HOLD = np.zeros(0, np.int32)
 
 
 class LaneRefused(Exception):
@@ -78,6 +84,11 @@ class Group:
     logits_first: int
     logit_count: int
 
+    @property
+    def draws(self) -> int:
+        """The most tokens that are drawn behind its rows."""
+        return 1 + self.rows.drafts if self.rows.sample else 0
+
 
 @dataclass
 class Lanes:
@@ -87,7 +98,7 @@ class Lanes:
     `places` says where the engine's pages lie (None: each at its own place in pools of `pool_pages`); `pool_pages` are
     the engine's pages of each KV group, `windows` the tokens that it keeps (0: all). Where another rank `draws`, tokens
     of a lane are AWAITED and penalties need no counts here; a rank that looks up no rows (not `embeds`) never learns
-    them."""
+    them. `drafts` is the most that a row may ask for in the layout in force."""
 
     limits: Limits
     vocab: int
@@ -97,19 +108,21 @@ class Lanes:
     places: PagePlaces | None = None
     draws: bool = True
     embeds: bool = True
+    drafts: int = 0
     tables: Ints = field(init=False)
     local: Ints = field(init=False)
     lanes: list[Lane | None] = field(init=False)
     _batch: Batch = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        rows = self.limits.rows
+        rows, lane_count = self.limits.rows, self.limits.lanes
         self.tables = np.zeros((len(self.windows), self.limits.lanes, self.limits.lane_pages), np.int32)
         self.local = self.tables if self.places is None else self.tables.copy()
         self.lanes = [None] * self.limits.lanes
         tokens, positions, lanes, logit_rows = np.zeros((4, rows), np.int32)
         slots = np.zeros((len(self.windows), rows), np.int32)
-        self._states = np.arange(self.limits.lanes if self.state_slots else 0, dtype=np.int32)
+        self._states = np.arange(lane_count if self.state_slots else 0, dtype=np.int32)
+        self._hold = np.full(lane_count, UNKNOWN, np.int32)
         self._batch = Batch(tokens, positions, slots, lanes, self.local, logit_rows, self._states)
 
     def check(self, plan: Plan) -> None:
@@ -146,25 +159,29 @@ class Lanes:
                         self.local[group, rows.lane, span] = self.places.of(group, pages[group])
                 lane.page_count = span.stop
 
-    def batch(self, rows: Sequence[LaneRows], epoch: int = 0, seq: int = 0) -> tuple[Batch, list[Group]]:
-        """The batch of applied rows of plan `seq`, and which of its rows are whose. Its arrays are used again by the
-        next call."""
+    def batch(
+        self, rows: Sequence[LaneRows], epoch: int = 0, seq: int = 0, drafted: Mapping[int, Sequence[int]] = NOTHING
+    ) -> tuple[Batch, list[Group]]:
+        """The batch of applied rows of plan `seq`, and which of its rows are whose. `drafted` has the drafts of each
+        lane that has any: they follow its known token, and its states are held. Its arrays are used again by the next
+        call."""
         out = self._batch
         groups: list[Group] = []
-        at = logits_at = 0
+        at = logits_at = held = 0
+        self._hold.fill(UNKNOWN)
         for entry in rows:
-            group = self._group(entry, at, logits_at)
+            group = self._group(entry, at, logits_at, drafted.get(entry.lane, ()))
             groups.append(group)
             count = len(group.inputs)
             span = slice(at, at + count)
             positions = np.arange(entry.start, entry.start + count, dtype=np.int32)
             out.tokens[span] = group.inputs
             out.positions[span] = positions
-            pages = self.local[:, entry.lane, positions // PAGE_LEN]
-            if self.places is not None:
-                pages = np.stack([self.places.for_writing(index, each) for index, each in enumerate(pages)])
-            out.slots[:, span] = pages * PAGE_LEN + positions % PAGE_LEN
+            out.slots[:, span] = self._slots(np.int32(entry.lane), positions)
             out.lanes[span] = entry.lane
+            if entry.drafts:
+                self._hold[entry.lane] = held
+                held += count
             first_logit = at + count - group.logit_count
             out.logit_rows[logits_at : logits_at + group.logit_count] = np.arange(
                 first_logit, first_logit + group.logit_count
@@ -181,18 +198,47 @@ class Lanes:
             self._states,
             epoch,
             seq,
+            self._hold if held else NO_HOLD,
         )
         return batch, groups
 
+    def draft_batch(
+        self, rows: Sequence[LaneRows], step: int, tokens: Ints, chain: Ints, epoch: int = 0, seq: int = 0
+    ) -> Batch:
+        """Step `step` of drafting behind applied `rows` of plan `seq`: one row of each, whose input is that of
+        `tokens`; `chain` as in `Batch`."""
+        lanes = np.array([entry.lane for entry in rows], np.int32)
+        positions = np.array([entry.start + step for entry in rows], np.int32)
+        every = np.arange(len(rows), dtype=np.int32)
+        slots = self._slots(lanes, positions)
+        return Batch(tokens, positions, slots, lanes, self.local, every, self._states, epoch, seq, NO_HOLD, chain)
+
     def advance(self, group: Group) -> None:
-        """The group's rows were computed: move the lane's length, and count its inputs."""
+        """All rows of the group were computed and count: move the lane's length, and count its inputs."""
         lane = self[group.lane]
-        end = group.rows.start + len(group.inputs)
-        if lane.counts is not None:
-            lane.counts.add(group.inputs, np.arange(group.rows.start, end) >= lane.prompt_len)
+        self._count(lane, group, len(group.inputs))
         if group.rows.sample and not self.draws:
             lane.last_token = AWAITED
+
+    def settle(self, group: Group, tokens: Sequence[int]) -> None:
+        """`tokens` were drawn behind the first rows of a group with drafts: these rows count, and no others."""
+        lane = self[group.lane]
+        self._count(lane, group, len(tokens))
+        lane.last_token = tokens[-1]
+
+    def _count(self, lane: Lane, group: Group, rows: int) -> None:
+        end = group.rows.start + rows
+        if lane.counts is not None:
+            lane.counts.add(group.inputs[:rows], np.arange(group.rows.start, end) >= lane.prompt_len)
         lane.length = end
+
+    def _slots(self, lanes: Ints | np.int32, positions: Ints) -> Ints:
+        """Where the K and V of rows go, `[groups, rows]`."""
+        pages = self.local[:, lanes, positions // PAGE_LEN]
+        if self.places is not None:
+            pages = np.stack([self.places.for_writing(index, each) for index, each in enumerate(pages)])
+        slots: Ints = pages * PAGE_LEN + positions % PAGE_LEN
+        return slots
 
     def take_token(self, drawn: Drawn) -> None:
         """What another rank drew for a lane; nothing where the lane is another request's by now."""
@@ -200,10 +246,11 @@ class Lanes:
         if lane is not None and request_bits(lane.request) == drawn.request:
             lane.last_token = drawn.token
 
-    def turn(self, places: PagePlaces | None, *, embeds: bool) -> None:
-        """From here on the layout is another one: where pages lie, and whether this rank looks up rows. What a lane's
-        next input is has to be told with its next row: whoever did not embed has never learnt it."""
-        self.places, self.embeds = places, embeds
+    def turn(self, places: PagePlaces | None, *, embeds: bool, drafts: int = 0) -> None:
+        """From here on the layout is another one: where pages lie, whether this rank looks up rows, and how many drafts
+        a row may ask for. What a lane's next input is has to be told with its next row: whoever did not embed has never
+        learnt it."""
+        self.places, self.embeds, self.drafts = places, embeds, drafts
         if places is None:
             self.local = self.tables
         else:
@@ -246,6 +293,7 @@ class Lanes:
         else:
             _require(rows.start == lane.length, rows.lane, f"rows from {rows.start} do not go on at {lane.length}")
         self._check_slot(rows.lane, rows.save)
+        self._check_drafts(rows)
         tokens, pages = _ints(rows.tokens), self._pages(rows)
         if not len(tokens):
             _require(lane.last_token != UNKNOWN, rows.lane, "no token was drawn that could be its next input")
@@ -256,7 +304,7 @@ class Lanes:
             rows.lane,
             f"{page_count} pages are more than the {self.limits.lane_pages} of a lane",
         )
-        end = rows.start + max(1, len(tokens))
+        end = rows.start + _row_count(rows)
         _require(
             0 <= rows.start and end <= page_count * PAGE_LEN,
             rows.lane,
@@ -267,6 +315,20 @@ class Lanes:
             self._check_pages(rows.lane, group, pages[group, max(0, seen - lane.page_count) :])
             if window:  # of its older pages some may have come as nobody's
                 self._check_pages(rows.lane, group, self.tables[group, rows.lane, seen : lane.page_count])
+
+    def _check_drafts(self, rows: LaneRows) -> None:
+        """Drafts are as many as there may be, and follow one known token; nothing but tokens is asked of such rows: a
+        checkpoint or a prompt's own logits would be of rows that may not count."""
+        lane, drafts = rows.lane, rows.drafts
+        if not drafts:
+            return
+        _require(0 < drafts, lane, f"{drafts} drafts")
+        _require(self.drafts > 0, lane, f"{drafts} drafts, and nothing is drafted here in this layout")
+        _require(drafts <= self.drafts, lane, f"{drafts} drafts are more than the {self.drafts} that it was loaded for")
+        known = len(rows.tokens) // 4
+        _require(known == 1, lane, f"drafts follow one known token, and {known} are told")
+        asks_nothing_else = rows.sample and rows.save == UNKNOWN and rows.prompt_logprobs < 0
+        _require(asks_nothing_else, lane, "rows with drafts are for drawing tokens and for nothing else")
 
     def _check_pages(self, lane: int, group: int, pages: Ints) -> None:
         """Every page that rows will read or write lies in the group's pool."""
@@ -294,12 +356,15 @@ class Lanes:
             _require(not bad.any(), lane, f"a token is outside the vocabulary of {self.vocab}")
 
     def _check_sizes(self, rows: Sequence[LaneRows]) -> None:
-        counts = [max(1, len(entry.tokens) // 4) for entry in rows]
+        counts = [_row_count(entry) for entry in rows]
         logits = sum(_logit_count(entry, count) for entry, count in zip(rows, counts, strict=True))
+        held = sum(_row_count(entry) for entry in rows if entry.drafts)
         if sum(counts) > self.limits.rows:
             raise LaneRefused(f"a plan of {sum(counts)} rows is more than {self.limits.rows}")
         if logits > self.limits.logit_rows:
             raise LaneRefused(f"logits of {logits} rows are more than {self.limits.logit_rows}")
+        if held > self.limits.held_rows:
+            raise LaneRefused(f"{held} rows whose states are held are more than {self.limits.held_rows}")
 
     # ------------------------------------------------------------------------------------------------------- parts
 
@@ -310,9 +375,11 @@ class Lanes:
             counts.add(history, np.arange(len(history)) >= entry.prompt_len)
         return Lane(entry.request, entry.prompt_len, entry.sampling, len(history), counts)
 
-    def _group(self, entry: LaneRows, first: int, logits_first: int) -> Group:
+    def _group(self, entry: LaneRows, first: int, logits_first: int, drafts: Sequence[int]) -> Group:
         if entry.tokens:
             inputs = _ints(entry.tokens)
+            if drafts:
+                inputs = np.array([*inputs, *drafts], np.int32)
         else:
             last = self[entry.lane].last_token
             assert last != AWAITED or not self.embeds, f"lane {entry.lane}: its token was not taken"
@@ -320,9 +387,13 @@ class Lanes:
         return Group(entry.lane, entry, inputs, first, logits_first, _logit_count(entry, len(inputs)))
 
 
+def _row_count(rows: LaneRows) -> int:
+    return max(1, len(rows.tokens) // 4) + rows.drafts
+
+
 def _logit_count(rows: LaneRows, count: int) -> int:
-    """Rows of a group whose logits are needed: the last if it draws, all of them for the prompt's own."""
-    return count if rows.prompt_logprobs >= 0 else int(rows.sample)
+    """Rows of a group whose logits are needed: the last if it draws, all for the prompt's own and for drafts."""
+    return count if rows.prompt_logprobs >= 0 or rows.drafts else int(rows.sample)
 
 
 def _ints(data: bytes) -> Ints:

@@ -23,6 +23,8 @@ from backends.base import (
     Backend,
     Binding,
     Collective,
+    DraftStep,
+    JoinHidden,
     KvPool,
     Layouts,
     Limits,
@@ -41,6 +43,7 @@ from backends.base import (
 from backends.quant import QuantType
 from homeserve.errors import BudgetError, SettingError, UnsupportedModel, told_of
 from homeserve.layouts.share import PIPELINE, TENSOR, Share
+from homeserve.wire.faults import ForcedDrafts, parse_drafts
 from homeserve.wire.records import Boot, LoadSpec, RankFacts
 from homeserve.worker.faults import FaultPoint
 from homeserve.worker.flip import RankFlip
@@ -75,6 +78,8 @@ class Loaded:
     kv_slots: int
     facts: RankFacts
     flip: RankFlip | None
+    forced: ForcedDrafts = ForcedDrafts()
+    """What a test makes of drafts."""
 
     def close(self) -> None:
         """Give the device back."""
@@ -128,7 +133,9 @@ class _Load:
         self._progress = progress
         self._faults = faults
         self._opened = opened
-        self._limits = Limits(spec.rows, spec.logit_rows, spec.lanes, spec.lane_pages)
+        self._forced = parse_drafts(spec.drafts_test)
+        held_rows = spec.lanes * (1 + spec.drafts) if spec.drafts else 0
+        self._limits = Limits(spec.rows, spec.logit_rows, spec.lanes, spec.lane_pages, held_rows)
         self._unified = boot.kv_fd >= 0
         self._names = (spec.layout, OTHER[spec.layout]) if spec.flip else (spec.layout,)
 
@@ -181,6 +188,7 @@ class _Load:
             side.places,
             draws=side.draws,
             embeds=side.embeds,
+            drafts=side.drafts,
         )
         known = backend.facts
         facts = RankFacts(
@@ -195,7 +203,7 @@ class _Load:
         )
         flip = self._flip(layouts, parts, read) if len(parts) > 1 else None
         sides = {part.side.name: part.side for part in parts}
-        return Loaded(backend, collective, layouts, sides, lanes, slots[0], facts, flip)
+        return Loaded(backend, collective, layouts, sides, lanes, slots[0], facts, flip, self._forced)
 
     # -------------------------------------------------------------------------------------------------------- read
 
@@ -249,6 +257,8 @@ class _Load:
             places,
             bound.embedding_ranks,
             bound.samples,
+            any(isinstance(op, JoinHidden) for op in bound.ops),
+            self._spec.drafts if any(isinstance(op, DraftStep) for op in bound.ops) else 0,
         )
         kv = bound.kv_pool(slots[0], _kv_type(self._spec.kv_type), slots[1:])
         return Part(side, bound, kv, self._states(bound), bounds)

@@ -141,6 +141,7 @@ def answer(rank: int, plan: Plan, runner: Runner, faults: FaultPoint) -> Result:
         census=given.census,
         exchanges=given.exchanges,
         flip=given.flip,
+        draft_us=given.draft_us,
     )
 
 
@@ -184,4 +185,5 @@ def _timed(
         waited_us,
         exchanges,
         result.flip,
+        result.draft_us,
     )

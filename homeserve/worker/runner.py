@@ -2,6 +2,7 @@
 
     LOAD     checkpoint ─▶ family ─▶ bind ─▶ Backend ─▶ programs, pools, lanes (`load`)
     rows     LaneRows ─▶ Lanes.check, apply ─▶ Batch ─▶ Program.run ─▶ logits ─▶ draw ─▶ Sample
+             with drafts: the same with more steps (`drafting`)
     FLIP_*   RankFlip ─▶ another program, and lanes that follow (`flip`)
     CENSUS   what the lanes hold        FLUSH   forget all lanes
 
@@ -14,31 +15,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
-from backends.base import Counts, LoadProgress
+from backends.base import Counts, LoadProgress, Program
 from homeserve.wire.records import (
     PACK,
     Boot,
     FlipAnswer,
     LoadSpec,
-    Logprobs,
     Plan,
     PlanKind,
     PoolCensus,
     RankFacts,
     Sample,
 )
+from homeserve.worker.answering import answer_of
+from homeserve.worker.drafting import Drafting
 from homeserve.worker.drawn import Drawn, TokenReceiver, TokenSender, request_bits
 from homeserve.worker.faults import FaultPoint
 from homeserve.worker.flip import FlipRefused
-from homeserve.worker.lanes import Group, LaneRefused, Lanes
+from homeserve.worker.lanes import LaneRefused, Lanes
 from homeserve.worker.load import Loaded, load
-from homeserve.worker.sampling import draw, logprobs
 from homeserve.worker.side import Side
 
-NO_TOKEN = -1
 FLIPS = (PlanKind.FLIP_PREPARE, PlanKind.FLIP_COMMIT, PlanKind.FLIP_ABANDON)
 
 
@@ -52,6 +49,8 @@ class Answer:
     exchanges: tuple[tuple[str, int, int, int], ...] = ()
     """(label, calls, bytes moved, microseconds waited) of each exchange with other ranks since the load."""
     flip: FlipAnswer | None = None
+    draft_us: int = 0
+    """Microseconds for steps of drafting."""
 
 
 class Runner:
@@ -86,11 +85,11 @@ class Runner:
         if plan.kind in FLIPS:
             return Answer(flip=self._flip(loaded, plan))
         if plan.kind == PlanKind.CENSUS:
-            return Answer(census=(PoolCensus("kv", loaded.kv_slots, lanes.occupied()),), exchanges=self._exchanges())
+            return Answer(census=self._census(loaded), exchanges=self._exchanges())
         if plan.kind == PlanKind.FLUSH:
             lanes.lanes[:] = [None] * len(lanes.lanes)
             return Answer()
-        return Answer(samples=self._compute(loaded, plan)) if plan.rows else Answer()
+        return self._compute(loaded, plan) if plan.rows else Answer()
 
     def close(self) -> None:
         """Give the device back."""
@@ -108,6 +107,12 @@ class Runner:
         collective = self._loaded.collective if self._loaded is not None else None
         counts = collective.counts() if collective is not None else {}
         return tuple((label, each.calls, each.moved_bytes, _waited_us(each)) for label, each in counts.items())
+
+    @staticmethod
+    def _census(loaded: Loaded) -> tuple[PoolCensus, ...]:
+        """What the lanes address; the drafting block has a row of its own for each of the same slots, and no others."""
+        pools = ("kv", "draft") if loaded.sides[loaded.layouts.active].drafting_block else ("kv",)
+        return tuple(PoolCensus(pool, loaded.kv_slots, loaded.lanes.occupied()) for pool in pools)
 
     # --------------------------------------------------------------------------------------------- load and layouts
 
@@ -149,17 +154,25 @@ class Runner:
         return answer
 
     def _turn(self, loaded: Loaded, side: Side) -> None:
-        loaded.lanes.turn(side.places, embeds=side.embeds)
+        loaded.lanes.turn(side.places, embeds=side.embeds, drafts=side.drafts)
         self._exchange_tokens(loaded, side)
 
     # ---------------------------------------------------------------------------------------------------- computing
 
-    def _compute(self, loaded: Loaded, plan: Plan) -> tuple[Sample, ...]:
+    def _compute(self, loaded: Loaded, plan: Plan) -> Answer:
         lanes, program = loaded.lanes, loaded.layouts.program
+        program.copy_states([(new.restore, new.lane) for new in plan.new if new.restore >= 0])
+        if any(rows.drafts for rows in plan.rows):
+            drafting = Drafting(lanes, self._faults, loaded.forced, self._sender, self._receiver)
+            samples, draft_us = drafting.compute(program, plan)
+            return Answer(samples=samples, draft_us=draft_us)
+        return Answer(samples=self._compute_rows(lanes, program, plan))
+
+    def _compute_rows(self, lanes: Lanes, program: Program, plan: Plan) -> tuple[Sample, ...]:
+        """A plan without drafts."""
         if self._receiver is not None:
             self._receiver.before(plan.seq, [rows.lane for rows in plan.rows if not rows.tokens])
         batch, groups = lanes.batch(plan.rows, plan.epoch, plan.seq)
-        program.copy_states([(new.restore, new.lane) for new in plan.new if new.restore >= 0])
         logits = program.run(batch)
         program.copy_states([(rows.lane, rows.save) for rows in plan.rows if rows.save >= 0])
         for group in groups:
@@ -169,7 +182,7 @@ class Runner:
         if not lanes.draws:
             return ()
         samples = tuple(
-            self._sample(lanes, group, logits[group.logits_first :][: group.logit_count])
+            answer_of(lanes, group, logits[group.logits_first :][: group.logit_count])
             for group in groups
             if group.logit_count
         )
@@ -177,27 +190,6 @@ class Runner:
             drawn = [Drawn(each.lane, request_bits(each.request), each.token) for each in samples if each.token >= 0]
             self._sender.send(plan.epoch, plan.seq, drawn)
         return samples
-
-    def _sample(self, lanes: Lanes, group: Group, logits: npt.NDArray[np.float32]) -> Sample:
-        """The group's answer from its own logits `[logit_count, vocab]`."""
-        rows, lane = group.rows, lanes[group.lane]
-        position = rows.start + len(group.inputs)
-        prompt: tuple[Logprobs, ...] = ()
-        if rows.prompt_logprobs >= 0:
-            before = [] if lane.last_logits is None else [lane.last_logits]
-            inputs = group.inputs[1 - len(before) :]
-            prompt = tuple(
-                logprobs(row, int(token), rows.prompt_logprobs)
-                for row, token in zip([*before, *logits[:-1]], inputs, strict=True)
-            )
-            lane.last_logits = None if rows.sample else logits[-1].copy()
-        if not rows.sample:
-            return Sample(group.lane, rows.request, position, NO_TOKEN, prompt_logprobs=prompt)
-        row, sampling = logits[-1], lane.sampling
-        token = draw(row, sampling, lane.counts, position, position - lane.prompt_len)
-        lane.last_token = token
-        told = logprobs(row, token, sampling.top_logprobs) if sampling.top_logprobs >= 0 else None
-        return Sample(group.lane, rows.request, position, token, told, prompt)
 
 
 def _waited_us(counts: Counts) -> int:

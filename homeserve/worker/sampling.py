@@ -71,6 +71,11 @@ class TokenCounts:
         np.add.at(self._count, tokens, 1)
         np.add.at(self._generated, tokens, np.asarray(generated, np.int32))
 
+    def take_back(self, tokens: npt.NDArray[np.int32], generated: npt.NDArray[np.bool_] | bool) -> None:
+        """Undo an `add` of the same."""
+        np.subtract.at(self._count, tokens, 1)
+        np.subtract.at(self._generated, tokens, np.asarray(generated, np.int32))
+
     def seen(self) -> Ids:
         """Ids of all tokens so far."""
         return np.flatnonzero(self._count)

@@ -21,7 +21,8 @@ from homeserve.worker.places import PagePlaces
 @dataclass(frozen=True)
 class Side:
     """Layout `name` on `rank` of `ranks`. `layers` are [first, end) of the pipeline layout, None where every rank has a
-    part of each. `embedding_ranks` look up rows by token; `draws`: the logits come here."""
+    part of each. `embedding_ranks` look up rows by token; `draws`: the logits come here. `drafting_block`: some or all
+    of the block that drafts is here; `drafts`: the most tokens that a row may draft in this layout (0: none)."""
 
     name: str
     rank: int
@@ -30,6 +31,8 @@ class Side:
     places: PagePlaces | None
     embedding_ranks: tuple[int, ...]
     draws: bool
+    drafting_block: bool = False
+    drafts: int = 0
 
     @property
     def embeds(self) -> bool:

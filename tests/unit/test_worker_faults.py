@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homeserve.errors import SettingError
-from homeserve.wire.faults import ACTIONS, STEPS, Fault, parse
+from homeserve.wire.faults import ACTIONS, STEPS, Fault, ForcedDrafts, parse, parse_drafts
 from homeserve.wire.records import LaneRows, LoadSpec, Plan, PlanKind, pack_ints
 from homeserve.worker.faults import FaultPoint, FaultRefused, steps_of
 
@@ -31,8 +31,8 @@ def test_the_documented_form_is_understood() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("rank=0,step=nap,action=kill", "known: load, prefill, decode, prepare.check, "),
-        ("rank=0,action=kill", "known: load, prefill, decode, prepare.check, "),
+        ("rank=0,step=nap,action=kill", "known: load, prefill, decode, draft, verify, prepare.check, "),
+        ("rank=0,action=kill", "known: load, prefill, decode, draft, verify, prepare.check, "),
         ("rank=0,step=load,action=explode", "known: kill, stop, refuse, enospc, corrupt, delay:MS"),
         ("rank=0,step=load", "action ''"),
         ("rank=0,step=load,action=delay", "action 'delay'"),
@@ -48,6 +48,26 @@ def test_a_wrong_one_says_what_is_wrong(text: str, says: str) -> None:
     with pytest.raises(SettingError) as caught:
         parse(text)
     assert says in caught.value.message and caught.value.field == "fault" and caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [
+        ("", ForcedDrafts()),
+        ("wrong", ForcedDrafts(wrong=True)),
+        ("accept:0", ForcedDrafts(accept=0)),
+        ("accept:3", ForcedDrafts(accept=3)),
+    ],
+)
+def test_drafts_for_tests_are_wrong_or_count_whatever_was_drawn(text: str, means: ForcedDrafts) -> None:
+    assert parse_drafts(text) == means
+
+
+@pytest.mark.parametrize("text", ["right", "accept", "accept:", "accept:-1", "accept:\u0663", "accept:99999", "wrong:1"])
+def test_other_drafts_for_tests_are_refused(text: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        parse_drafts(text)
+    assert repr(text) in caught.value.message and caught.value.field == "drafts_test" and caught.value.fix
 
 
 @settings(max_examples=60)
@@ -67,6 +87,8 @@ def test_a_plans_steps_are_those_of_its_rows() -> None:
         ["decode", "prefill"],
     ]
     assert steps_of(Plan(5, 0, PlanKind.CENSUS, 1)) == frozenset()
+    drafting = Plan(6, 0, PlanKind.DECODE, 1, rows=(LaneRows(0, 1, 2, pack_ints([7]), sample=True, drafts=3),))
+    assert steps_of(drafting) == {"decode"}, "a row with drafts goes on, though it brings its token"
 
 
 def test_it_fires_once_at_the_nth_of_its_step() -> None:
