@@ -51,7 +51,8 @@ class KvHome:
 
 @dataclass(frozen=True)
 class StateHome:
-    """One recurrent layer: the pipeline rank that has it, and who has which part of its state in the tensor layout."""
+    """One recurrent layer, or what a drafting block keeps of the last row: the pipeline rank that has it, and who has
+    which part of its state in the tensor layout."""
 
     stage: int
     form: StateForm
@@ -80,10 +81,11 @@ class FlipGeometry:
         return tuple(at for at, home in enumerate(self.kv) if layout == TENSOR or home.stage == rank)
 
     def state_layers(self, layout: str, rank: int) -> tuple[int, ...]:
-        """Likewise of the recurrent layers. In the tensor layout a rank without heads of a layer has nothing of it."""
+        """Likewise of the recurrent layers. In the tensor layout a rank without channels of a layer has nothing of it;
+        a layer may have channels alone."""
         if layout == PIPELINE:
             return tuple(at for at, home in enumerate(self.states) if home.stage == rank)
-        return tuple(at for at, home in enumerate(self.states) if _size(home.form.heads[rank]))
+        return tuple(at for at, home in enumerate(self.states) if _size(home.form.channels[rank]))
 
 
 @dataclass(frozen=True)

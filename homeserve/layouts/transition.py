@@ -79,7 +79,8 @@ class KvLive:
 @dataclass(frozen=True)
 class StateForm:
     """A linear layer's state and who has which part of it in the tensor layout: `channels[r]` of the convolution's
-    window and `heads[r]` are runs of the full-width state, packed on rank r one behind the other."""
+    window and `heads[r]` are runs of the full-width state, packed on rank r one behind the other. A state without
+    heads has none on any rank."""
 
     channels: tuple[tuple[Run, ...], ...]
     heads: tuple[tuple[Run, ...], ...]

@@ -13,8 +13,11 @@ In the pipeline layout a rank that holds layers [a, b) embeds only if a = 0 and 
 layers. Between ranks the two buffers `x` and `update` travel (`Bound.gives`; the first op receives them, the last one
 sends them), the update complete and not yet added: the receiver's first norm adds it, once. What the neighbour is like
 is read from `stage_facts` at its index; no layer is built to be looked at, and a weight of a layer outside the range is
-never touched. A layer that reads the K and V of another one must be on the rank of that one. A drafting block behind
-the trunk is declared and its tensors are known by name; no rank runs it yet.
+never touched. A layer that reads the K and V of another one must be on the rank of that one.
+
+A drafting block behind the trunk is bound where the caller asks for `drafts` (`draft_ops`): its K and V and its state
+are filled by the list of the last rank, and where that rank is alone, or every rank has a part of each layer, a second
+list behind the mark `DraftStep` is one step of drafting. Otherwise its tensors are known by name and left alone.
 
 In the tensor layout every rank has a part of every layer. The same functions build its list from a `TensorSource` that
 hands out this rank's part of each tensor (`dividing`), and the exchanges stand between the ops: one sum behind each
@@ -33,6 +36,7 @@ from dataclasses import dataclass, replace
 
 from backends.base import (
     Buffer,
+    DraftStep,
     KvLayer,
     KvPool,
     KvWindow,
@@ -45,8 +49,9 @@ from backends.base import (
     TensorView,
 )
 from backends.quant import QuantType
-from homeserve.errors import InvalidModelFile
+from homeserve.errors import InvalidModelFile, UnsupportedModel
 from homeserve.layouts.share import PIPELINE, TENSOR, Share
+from homeserve.layouts.transition import StateForm
 from homeserve.models import attention_ops, end_ops, stage_ops
 from homeserve.models.config import (
     OUTPUT,
@@ -59,9 +64,11 @@ from homeserve.models.config import (
     settle,
 )
 from homeserve.models.conform import check_layers, check_updates
+from homeserve.models.conform_drafts import block_of, check_fill, check_step
 from homeserve.models.conform_parts import Parts
 from homeserve.models.conform_sums import check_sums
 from homeserve.models.dividing import divided
+from homeserve.models.draft_ops import Drafting, checked_stages, lacks_block
 from homeserve.models.family import Family
 from homeserve.models.op_list import OpList
 from homeserve.models.rope import resolve_rope
@@ -75,7 +82,9 @@ class Bound:
     ones; `kv_places` and `state_parts` say which layers, and what part of them, they are in pools of the whole model.
     `windows` are the KV groups of the whole model that keep the last tokens only (`kv_windows`). `takes` and
     `gives` are the buffers that come from the previous rank and go to the next one (empty at the ends of the model).
-    `embedding_ranks` look up rows by token, so they must know the tokens of a batch; `samples`: the logits are here."""
+    `embedding_ranks` are told drawn tokens, because they look up rows by token and others draw; `samples`: the logits
+    are here. `drafting_block`: the K and V of the drafting block, or this rank's part of the block, are here; they are
+    the last ones of `kv_layers`."""
 
     config: ModelConfig
     layers: range
@@ -91,6 +100,12 @@ class Bound:
     samples: bool = True
     kv_places: tuple[int, ...] = ()
     state_parts: tuple[StatePart, ...] = ()
+    drafting_block: bool = False
+
+    @property
+    def drafts(self) -> bool:
+        """Whether there is a step of drafting."""
+        return any(isinstance(op, DraftStep) for op in self.ops)
 
     @property
     def embeds(self) -> bool:
@@ -112,38 +127,48 @@ def kv_windows(family: Family, config: ModelConfig) -> tuple[int, ...]:
 
 
 def bind(
-    family: Family, config: ModelConfig, checkpoint_tensors: Mapping[str, TensorView], share: Share | None = None
+    family: Family,
+    config: ModelConfig,
+    checkpoint_tensors: Mapping[str, TensorView],
+    share: Share | None = None,
+    *,
+    drafts: bool = False,
 ) -> Bound:
-    """Bind what `share` says; None: one rank runs everything. Raises InvalidModelFile naming a tensor that is missing,
-    misshapen or unknown, UnsupportedModel for layers that cannot be cut there, and SettingError for a vector that
-    cannot be followed."""
-    config = settle(config, checkpoint_tensors.keys())
+    """Bind what `share` says; None: one rank runs everything. `drafts`: with the model's drafting block.
+
+    Raises InvalidModelFile naming a tensor that is missing, misshapen or unknown, UnsupportedModel for layers that
+    cannot be cut there and for a drafting block that there is not, and SettingError for a vector that cannot be
+    followed."""
+    if drafts and (why := lacks_block(family, config, checkpoint_tensors.keys())):
+        raise UnsupportedModel(why, field="draft")
     if share is not None and share.layout == TENSOR:
-        return _bind_part_of_each(family, config, checkpoint_tensors, share)
+        return _bind_part_of_each(family, config, checkpoint_tensors, share, drafts)
+    config = settle(config, checkpoint_tensors.keys())
     layers = range(config.layers) if share is None else share.layers
     last = share is None or share.is_last
     assert layers.stop <= config.layers and last == (layers.stop == config.layers), f"cannot bind {share}"
-    build = _Build(family, config, TensorSource(checkpoint_tensors), layers, share)
+    build = _Build(family, config, TensorSource(checkpoint_tensors), layers, share, drafts=drafts)
     declared = build.all_ops()
     build.refuse_leftovers()
     bound = build.bound()
-    check_layers(declared, build.layer_ops, build.resolved, build.list.kv_index)
+    build.check(declared)
     _check_updates(bound)
     return bound
 
 
-def _bind_part_of_each(family: Family, config: ModelConfig, tensors: Mapping[str, TensorView], share: Share) -> Bound:
+def _bind_part_of_each(
+    family: Family, config: ModelConfig, tensors: Mapping[str, TensorView], share: Share, drafts: bool
+) -> Bound:
     """A rank of the tensor layout. What is wrong with the checkpoint is told as it is for one rank, which runs all."""
-    whole = bind(family, config, tensors)
+    whole = bind(family, config, tensors, drafts=drafts)
     if not share.divides:
         return replace(whole, share=share)
-    division = divided(family, config, tensors, share.weight_vector)
+    division = divided(family, whole.config, tensors, share.weight_vector, drafts=drafts)
     source = TensorSource(tensors, division.splits, share.rank)
-    build = _Build(family, config, source, whole.layers, share)
+    build = _Build(family, whole.config, source, whole.layers, share, drafts=drafts)
     declared = build.all_ops()
     bound = build.bound()
-    parts = Parts(division.parts, share.rank)
-    check_layers(declared, build.layer_ops, build.resolved, build.list.kv_index, parts)
+    build.check(declared, Parts(division.parts, share.rank), division.states)
     _check_updates(bound)
     check_sums(bound.ops, source.cut)
     return bound
@@ -154,20 +179,41 @@ def _check_updates(bound: Bound) -> None:
     check_updates(bound.ops, owed="update" in names[0], handed_on="update" in names[1])
 
 
+def why_no_drafts(family: Family, config: ModelConfig, checkpoint_tensors: Mapping[str, TensorView]) -> str:
+    """Why this model cannot draft, with the tensor that is missing, misshapen or unknown; empty: it can. Raises what
+    `bind` does for a model that cannot be run at all."""
+    bind(family, config, checkpoint_tensors)
+    try:
+        bind(family, config, checkpoint_tensors, drafts=True)
+    except (InvalidModelFile, UnsupportedModel) as error:
+        return str(error)
+    return ""
+
+
 class _Build:
     def __init__(
-        self, family: Family, config: ModelConfig, source: TensorSource, layers: range, share: Share | None
+        self,
+        family: Family,
+        config: ModelConfig,
+        source: TensorSource,
+        layers: range,
+        share: Share | None,
+        *,
+        drafts: bool,
     ) -> None:
         self.share = share
+        self.drafts = drafts
         self.family = family
         self.config = config
         self.source = source
         self.layers = layers
         self.layer_ops: dict[int, list[Op]] = {}
+        self.fill_ops: list[Op] = []
+        self.step_ops: list[Op] = []
         self._ropes: dict[RopeFacts, Rope] = {}
         # Where only layers without stages lie before, the residual arrives and nothing is owed on it.
         self.windows = kv_windows(family, config)
-        self._kv_before, states_before = self._layers_before()
+        self._kv_before, states_before = self._layers_before(layers.start)
         self.list = OpList(config.hidden, source, self.windows, states_before, owed=self._is_owed())
         self.takes = self.list.stream() if layers.start else ()
 
@@ -183,11 +229,55 @@ class _Build:
             end_ops.embed(self.list, self.config, self.list.embedded, "embedded")
         for layer, stages in declared.items():
             self.layer(layer, stages)
-        if self.layers.stop == self.config.layers:
-            end_ops.head(self.list, self.config)
-        else:
+        if self.layers.stop < self.config.layers:
             self.list.add(SendRows(self.list.stream(), rank + 1, f"stream {rank}"))
+        elif self.drafts:
+            declared |= self.drafting()
+        else:
+            end_ops.head(self.list, self.config)
         return declared
+
+    def drafting(self) -> Mapping[int, tuple[Stage, ...]]:
+        """The end of a list that drafts: the block is filled, and where the rank has all that it takes, the step."""
+        out, config, block = self.list, self.config, self.config.layers
+        names = self.family.tensor_names(config, block)
+        stages = checked_stages(self.family.stages(config, block), block)
+        rope = self.resolved(stages[0].rope) if stages[0].rope else None
+        final, first = end_ops.final_of_all(out, config), len(out.ops)
+        made = Drafting(out, config, block, names)
+        made.fill()
+        attention_ops.keys_and_values(out, stages[0], block, names, rope)
+        self.fill_ops = out.ops[first:]
+        end_ops.head_of(out, config, final)
+        if self.share is not None and self.share.layout == PIPELINE and self.share.ranks > 1:
+            return {}
+        out.add(DraftStep())
+        out.drafting, first = True, len(out.ops)
+        made.begin_step()
+        inner = len(out.ops)
+        self.layer(block, stages)
+        end = len(out.ops)
+        made.end_step()
+        self.step_ops = [*out.ops[first:inner], *out.ops[end:]]
+        return {block: stages}
+
+    def check(
+        self,
+        declared: Mapping[int, tuple[Stage, ...]],
+        parts: Parts | None = None,
+        states: Mapping[int, StateForm] | None = None,
+    ) -> None:
+        """What was built is what was declared."""
+        check_layers(declared, self.layer_ops, self.resolved, self.list.kv_index, parts)
+        if not self.fill_ops:
+            return
+        before = self._layers_before(self.config.layers)[1]
+        block = block_of(self.list, self.family, self.config, self.resolved, before, parts, states)
+        kept = self.list.state_layers, self.list.state_parts
+        own = (kept[0][-1], kept[1][-1]) if block.columns.size else (None, None)
+        check_fill(block, self.fill_ops, own)
+        if self.step_ops:
+            check_step(block, self.step_ops)
 
     def layer(self, layer: int, stages: tuple[Stage, ...]) -> None:
         names = self.family.tensor_names(self.config, layer)
@@ -207,17 +297,18 @@ class _Build:
         self.layer_ops[layer] = self.list.ops[first:]
 
     def refuse_leftovers(self) -> None:
-        """A tensor that belongs here and that nobody asked for means a part of the model that we do not know."""
+        """A tensor that belongs here and that nobody asked for means a part of the model that we do not know. Those of
+        a drafting block are left alone unless it is bound."""
         config = self.config
-        unknown = [
-            name for layer in self.layers for name in self.source.leftovers(f"blk.{layer}.", self.family.ignored)
-        ]
-        trunk = tuple(f"blk.{layer}." for layer in range(config.layers))
         known = {TOKEN_EMBD, OUTPUT_NORM, OUTPUT, OUTPUT_BIAS, ROPE_FREQS}
         known |= set(TOKEN_INPUT if config.token_input else ())
+        own = list(self.layers)
         for layer in range(config.layers, config.layers + config.nextn):
             known |= set(self.family.tensor_names(config, layer).values())
-        unknown += [name for name in self.source.leftovers("") if not name.startswith(trunk) and name not in known]
+            own += [layer] if layer in self.layer_ops else []
+        unknown = [name for layer in own for name in self.source.leftovers(f"blk.{layer}.", self.family.ignored)]
+        checked = tuple(f"blk.{layer}." for layer in {*range(config.layers), *own})
+        unknown += [name for name in self.source.leftovers("") if not name.startswith(checked) and name not in known]
         if unknown:
             shown = ", ".join(unknown[:12]) + (f" and {len(unknown) - 12} more" if len(unknown) > 12 else "")
             raise InvalidModelFile(
@@ -244,6 +335,7 @@ class _Build:
             self.share is None or self.share.is_last,
             tuple(range(self._kv_before, self._kv_before + len(self.list.kv_layers))),
             tuple(self.list.state_parts),
+            bool(self.fill_ops),
         )
 
     def _embedding_ranks(self) -> tuple[int, ...]:
@@ -266,9 +358,9 @@ class _Build:
                 return not stages[-1].update.scales_residual
         return False
 
-    def _layers_before(self) -> tuple[int, int]:
-        """(layers with K and V of their own, recurrent layers) of the model before this rank's."""
-        before = [stage for at in range(self.layers.start) for stage in self.family.stage_facts(self.config, at)]
+    def _layers_before(self, end: int) -> tuple[int, int]:
+        """(layers with K and V of their own, recurrent layers) of the model before layer `end`."""
+        before = [stage for at in range(end) for stage in self.family.stage_facts(self.config, at)]
         kv = sum(isinstance(stage, Attention) and stage.kv_source is None for stage in before)
         return kv, sum(isinstance(stage, GatedDeltaNet) for stage in before)
 

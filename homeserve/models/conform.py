@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from backends.base import (
     AddGated,
     DeltaNet,
+    DraftStep,
     EmbedRows,
     GatedActivation,
     GatherRows,
@@ -94,6 +95,8 @@ def check_updates(ops: Sequence[Op], *, owed: bool, handed_on: bool) -> None:
     _check_held(ops)
     written_here = False
     for index, op in enumerate(ops):
+        if isinstance(op, DraftStep) and owed:
+            raise DeclarationMismatch(f"op {index} (DraftStep) follows an update that was never added")
         if isinstance(op, Norm | SelectRows) and op.src.name == "x":
             if owed != (op.add is not None):
                 what = "adds no update, and one is owed" if owed else "adds an update that nobody owes"

@@ -46,10 +46,17 @@ class Parts:
                 return self._experts(stage, parts, facts)
         return facts
 
+    def has_kv(self, layer: int) -> bool:
+        """Whether the rank computes K and V of the attention that is the first stage of `layer`."""
+        return self._has_kv(self.stages[layer][0])
+
+    def _has_kv(self, parts: Mapping[str, Partition]) -> bool:
+        return KV_HEADS not in parts or self._size(parts[KV_HEADS]) > 0
+
     def _attention(self, stage: Attention, parts: Mapping[str, Partition]) -> Facts:
         heads = parts[QUERY_HEADS].runs[self.rank]
         own_kv = stage.kv_source is None
-        has_kv = own_kv and (KV_HEADS not in parts or self._size(parts[KV_HEADS]) > 0)
+        has_kv = own_kv and self._has_kv(parts)
         once = stage.output_bias and self._adds_once(parts[QUERY_HEADS])
         return {
             "gated": stage.gated and heads.size > 0,

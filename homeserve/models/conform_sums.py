@@ -10,6 +10,7 @@ A buffer holds one of four things:
 and an op says which it takes and which it leaves:
 
     WHOLE ─matrix by rows─▶ OWN ─matrix by columns─▶ PARTIAL ─SumRows─▶ WHOLE
+    WHOLE ─JoinHidden─▶ OWN (columns of two buffers)
              OWN ─GatherRows─▶ WHOLE ─Attention─▶ ATTENDED ─MergeAttention─▶ OWN
 
 A sum that is missing leaves PARTIAL where WHOLE is read, one that is taken twice finds WHOLE; a bias of a sum that
@@ -30,11 +31,13 @@ from backends.base import (
     Attention,
     Buffer,
     DeltaNet,
+    DraftStep,
     EmbedRows,
     ExpertMatrix,
     Experts,
     GatedActivation,
     GatherRows,
+    JoinHidden,
     Linear,
     LinearPart,
     MergeAttention,
@@ -56,6 +59,11 @@ _SUMMED = ("x", "embedded", "update", "held")
 """Buffers that are complete before another stage writes them; a shared expert's share is added to one of them."""
 
 
+_KEPT = (*_SUMMED, "final")
+"""Buffers that are read over the beginning of another stage; a drafting block lies between the final norm and the
+head."""
+
+
 class Holds(Enum):
     WHOLE = "the whole"
     OWN = "this rank's columns"
@@ -73,12 +81,23 @@ class _Check:
     def __init__(self, cut: Collection[str]) -> None:
         self.cut = cut
         self.holds: dict[str, Holds] = {}
+        self.chained: list[Buffer] = []
         self.where = ""
 
     def run(self, ops: Sequence[Op]) -> None:
+        """A step of drafting begins with nothing but what the step before left whole."""
         for index, op in enumerate(ops):
             self.where = f"op {index} ({type(op).__name__})"
-            self._op(op)
+            if isinstance(op, DraftStep):
+                self._end()
+                self.holds = {}
+            else:
+                self._op(op)
+        self._end()
+        self.where = "the next step of drafting"
+        self._need(Holds.WHOLE, *self.chained)
+
+    def _end(self) -> None:
         if left := [name for name in _SUMMED if self.holds.get(name) is Holds.PARTIAL]:
             raise DeclarationMismatch(f"{left[0]} is left a partial sum that nobody completes")
 
@@ -100,7 +119,7 @@ class _Check:
                         self._need(Holds.OWN, gather.src)
                     self._leave(gather.out, Holds.WHOLE)
             case RopeStore():
-                self._need(Holds.WHOLE, op.q, op.k, op.v)
+                self._need(Holds.WHOLE, op.q if op.heads else None, op.k, op.v)
             case Attention():
                 self._need(Holds.WHOLE, op.q)
                 self._leave(op.out, Holds.ATTENDED if op.partial else Holds.WHOLE)
@@ -112,6 +131,13 @@ class _Check:
                 self._experts(op)
             case DeltaNet():
                 self._need(Holds.OWN, op.mixed, op.z, op.beta, op.alpha)
+                self._leave(op.out, Holds.OWN)
+            case JoinHidden():
+                self._need(Holds.WHOLE, op.left)
+                if op.chained:
+                    self.chained.append(op.right)
+                else:
+                    self._need(Holds.WHOLE, op.right)
                 self._leave(op.out, Holds.OWN)
             case _:
                 self._elementwise(op)
@@ -171,7 +197,7 @@ class _Check:
         if op.add is not None:
             del self.holds[op.add.name]
         if op.src.name == "x" and op.out.name != "router_in":
-            self.holds = {name: holds for name, holds in self.holds.items() if name in _SUMMED}
+            self.holds = {name: holds for name, holds in self.holds.items() if name in _KEPT}
 
     def _leave(self, buffer: Buffer, holds: Holds) -> None:
         if self.holds.get(buffer.name) is Holds.PARTIAL and buffer.name in _SUMMED:

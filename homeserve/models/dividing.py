@@ -23,23 +23,31 @@ from homeserve.models.stage_shards import layer_shards, model_shards
 @dataclass(frozen=True)
 class Division:
     """`splits` by tensor; `parts[layer][stage]` are the partitions of a stage by their names (`stage_shards`);
-    `states[layer]` says who has which part of the state of a linear layer."""
+    `states[layer]` says who has which part of the state of a linear layer, or of a drafting block."""
 
     splits: Mapping[str, Split]
     parts: Mapping[int, Sequence[Mapping[str, Partition]]]
     states: Mapping[int, StateForm]
 
 
-def divided(family: Family, config: ModelConfig, tensors: Mapping[str, TensorView], vector: Sequence[int]) -> Division:
-    """Of the layers of a settled config and of what lies beside them. Raises SettingError for a vector with a zero and
-    for more ranks than query heads, UnsupportedModel for a tensor that nobody divides."""
+def divided(
+    family: Family,
+    config: ModelConfig,
+    tensors: Mapping[str, TensorView],
+    vector: Sequence[int],
+    *,
+    drafts: bool = False,
+) -> Division:
+    """Of the layers of a settled config, with `drafts` of its drafting block, and of what lies beside them. Raises
+    SettingError for a vector with a zero and for more ranks than query heads, UnsupportedModel for a tensor that nobody
+    divides."""
     splits: dict[str, Split] = {}
     parts: dict[int, Sequence[Mapping[str, Partition]]] = {}
     states: dict[int, StateForm] = {}
-    for layer in range(config.layers):
+    for layer in range(config.layers + (config.nextn if drafts else 0)):
         names = family.tensor_names(config, layer)
         present = {role: form_of(tensors[name]) for role, name in names.items() if name in tensors}
-        shards = layer_shards(family.stage_facts(config, layer), present, vector)
+        shards = layer_shards(family.stages(config, layer), present, vector)
         splits |= {names[role]: split for role, split in shards.splits.items()}
         parts[layer] = shards.stages
         if shards.state is not None:

@@ -41,19 +41,41 @@ def look_up(out: OpList, table: Weight, to: Buffer, scale: float, name: str, lab
 
 
 def head(out: OpList, config: ModelConfig) -> None:
-    source = out.source
     selected, final = Buffer("selected", config.hidden), Buffer("final", config.hidden)
-    name = TOKEN_EMBD if config.tied_head else OUTPUT
-    norm = source.take(OUTPUT_NORM, 1, config.hidden)
-    table = source.take(name, config.vocab, config.hidden)
-    bias = source.take(OUTPUT_BIAS, 1, config.vocab) if OUTPUT_BIAS in config.optional else None
-    widths = source.rows_by_rank(name, 0, config.vocab)
-    logits = Buffer("logits", config.vocab)
-    own = logits if widths is None else Buffer("own_logits", widths[source.rank])
+    norm = out.source.take(OUTPUT_NORM, 1, config.hidden)
     out.add(SelectRows(out.x, selected, out.settle_owed()))
     out.add(Norm(selected, norm, config.norm_eps, final))
+    logits(out, config, final)
+
+
+def final_of_all(out: OpList, config: ModelConfig) -> Buffer:
+    """What `head` reads, of every row."""
+    final = Buffer("final", config.hidden)
+    norm = out.source.take(OUTPUT_NORM, 1, config.hidden)
+    out.add(Norm(out.x, norm, config.norm_eps, final, out.settle_owed()))
+    return final
+
+
+def head_of(out: OpList, config: ModelConfig, final: Buffer) -> None:
+    """Logits of the rows that are asked for, where every row is normalised already."""
+    selected = Buffer("selected", config.hidden)
+    out.add(SelectRows(final, selected))
+    logits(out, config, selected)
+
+
+def logits(out: OpList, config: ModelConfig, final: Buffer, own_head: str = "") -> None:
+    """Of all rows of `final`, by the model's head or by the tensor `own_head`."""
+    source = out.source
+    name = own_head or (TOKEN_EMBD if config.tied_head else OUTPUT)
+    table = source.take(name, config.vocab, config.hidden)
+    biased = not own_head and OUTPUT_BIAS in config.optional
+    bias = source.take(OUTPUT_BIAS, 1, config.vocab) if biased else None
+    widths = source.rows_by_rank(name, 0, config.vocab)
+    every = Buffer("logits", config.vocab)
+    own = every if widths is None else Buffer("own_logits", widths[source.rank])
     out.linear(final, LinearPart(table, own, held(bias)))
     if config.logit_softcap and own.width:
         out.add(Softcap(own, config.logit_softcap))
     if widths is not None:
-        out.add(GatherRows((GatherPart(own, logits, widths),), "logits", target=len(widths) - 1))
+        gathered = GatherPart(own, every, widths)
+        out.add(GatherRows((gathered,), out.label("logits"), target=len(widths) - 1))

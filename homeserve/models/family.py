@@ -32,3 +32,10 @@ class Family:
         for need in ("config_from", "stage_facts", "tensor_names"):
             if not callable(getattr(self, need)):
                 raise TypeError(f"model family {self.name!r} lacks {need}")
+
+    def stages(self, config: ModelConfig, layer: int) -> tuple[Stage, ...]:
+        """Of a layer of the trunk, or of a drafting block behind it."""
+        if layer < config.layers:
+            return self.stage_facts(config, layer)
+        assert self.nextn_facts is not None, f"{self.name} has no drafting blocks"
+        return self.nextn_facts(config, layer - config.layers)

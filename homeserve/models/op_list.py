@@ -38,7 +38,7 @@ class OpList:
     """`kv_index[layer]` is the pool layer that holds the K and V of a global layer; `state_layers` likewise in order of
     the recurrent layers, and `state_parts` what they are of the whole model's, of which `states_before` come before
     those of this list. `windows` are those of the whole model: layers of windows[i] lie in KV group i + 1. `owed` is
-    the update that nobody has added to the residual yet."""
+    the update that nobody has added to the residual yet; `drafting`: the list is that of a step of drafting now."""
 
     def __init__(
         self, hidden: int, source: TensorSource, windows: tuple[int, ...] = (), states_before: int = 0, *, owed: bool
@@ -50,6 +50,7 @@ class OpList:
         self.kv_index: dict[int, int] = {}
         self.state_layers: list[StateLayer] = []
         self.state_parts: list[StatePart] = []
+        self.drafting = False
         self._states = states_before
         self.x = Buffer("x", hidden)
         self.update = Buffer("update", hidden)
@@ -70,6 +71,10 @@ class OpList:
 
     def add(self, op: Op) -> None:
         self.ops.append(op)
+
+    def label(self, what: str, layer: int | None = None) -> str:
+        """Of an exchange: what it completes, and where."""
+        return f"{'draft ' if self.drafting else ''}{what}{'' if layer is None else f' {layer}'}"
 
     def buffer(self, name: str, width: int) -> Buffer:
         """A buffer of this width: equal names are the same memory, so that layers of another width get another name."""

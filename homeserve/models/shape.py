@@ -9,6 +9,7 @@ parts a tensor layout can cut a layer without cutting a quant block.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from backends.base import TensorView
 from budget.facts import KvShape, LayerShape, ModelShape
@@ -18,7 +19,7 @@ from homeserve.models.dividing import form_of
 from homeserve.models.family import Family
 from homeserve.models.stage_shards import layer_shards
 from homeserve.models.stages import Attention, Dense, Experts, GatedDeltaNet, Stage, TokenInput
-from homeserve.models.widths import divided_elements, partial_elements, row_elements
+from homeserve.models.widths import divided_elements, draft_elements, held_elements, partial_elements, row_elements
 
 
 def shape_of(
@@ -35,7 +36,8 @@ def shape_of(
     parts = [{role: tensors[of] for role, of in _once(each).items() if of in tensors} for each in names]
     trunk = [family.stage_facts(config, index) for index in range(config.layers)]
     blocks = [] if family.nextn_facts is None else [family.nextn_facts(config, index) for index in range(config.nextn)]
-    joining = sum(_bytes(view for role, view in part.items() if role.startswith("nextn.")) for part in parts)
+    joining = [view for part in parts for role, view in part.items() if role.startswith("nextn.")]
+    own_tables = {part: [each[part] for each in parts if part in each] for part in _DRAFT_TABLES}
     embedding = _bytes(tensors[of] for of in (TOKEN_EMBD,) if of in tensors)
     head = _bytes(tensors[of] for of in (OUTPUT, OUTPUT_BIAS) if of in tensors)
     tables = tuple(_bytes(tensors[of] for of in (name,) if of in tensors) for name in TOKEN_INPUT[:2])
@@ -55,10 +57,20 @@ def shape_of(
         embedding_bytes=embedding,
         head_bytes=head,
         tied=OUTPUT not in tensors,
-        nextn=tuple(_layer(stages, part, (0, 0)) for stages, part in zip(blocks, parts[config.layers :], strict=False)),
-        nextn_bytes=joining,
+        nextn=tuple(
+            _drafting_layer(stages, part, config.hidden)
+            for stages, part in zip(blocks, parts[config.layers :], strict=False)
+        ),
+        nextn_bytes=_bytes(joining),
+        nextn_params=sum(view.rows * view.cols for view in joining),
+        nextn_table_bytes=sum(_bytes(views) for views in own_tables.values()),
+        nextn_units=_join_units(config.hidden, parts[config.layers :]),
+        nextn_embeds=bool(own_tables[_DRAFT_TABLES[0]]),
         other_bytes=_bytes(tensors.values()) - counted,
         row_elements=row_elements(config.hidden, zip(trunk, parts, strict=False)),
+        draft_elements=draft_elements(
+            config.hidden, zip(trunk, parts, strict=False), zip(blocks, parts[config.layers :], strict=False)
+        ),
         partial_elements=partial_elements(stage for stages in trunk for stage in stages),
         divided_elements=divided_elements(zip(trunk, parts, strict=False)),
         query_heads=min((stage.heads for _, stage in _attentions(trunk)), default=0),
@@ -80,7 +92,7 @@ def _layer(stages: Sequence[Stage], present: Mapping[str, TensorView], tables: S
     """`tables` are the bytes of the table of inputs by token and of its projection; each layer that has such inputs has
     its columns of one and its rows of the other."""
     kv, mixer_units, ffn_units, kv_bytes = None, 1, 1, 0
-    state_elements = conv_elements = table_bytes = table_copies = 0
+    state_elements = conv_elements = held = table_bytes = table_copies = 0
     used_experts = 0.0
     for stage in stages:
         match stage:
@@ -94,6 +106,7 @@ def _layer(stages: Sequence[Stage], present: Mapping[str, TensorView], tables: S
                 values = stage.value_heads * stage.value_dim
                 state_elements = values * stage.key_dim
                 conv_elements = _FLOAT32_AS_16_BITS * stage.channels * (stage.kernel - 1)
+                held = held_elements(stage)
                 sizes = (stage.key_heads, stage.value_heads // stage.key_heads, stage.value_dim, stage.tiled)
                 mixer_units = partition.key_heads(*sizes, _block_len(present.get("ssm_out")), _ALONE).units
             case Dense():
@@ -122,11 +135,26 @@ def _layer(stages: Sequence[Stage], present: Mapping[str, TensorView], tables: S
         kv=kv,
         state_elements=state_elements,
         conv_elements=conv_elements,
+        held_elements=held,
         mixer_copies=sum(copies.values()) - ffn_copies,
         ffn_copies=ffn_copies,
         table_bytes=table_bytes,
         table_copies=table_copies,
     )
+
+
+def _drafting_layer(stages: Sequence[Stage], present: Mapping[str, TensorView], hidden: int) -> LayerShape:
+    """A drafting block's layer, with the hidden state that it keeps of a request: one row of floats, a state like a
+    convolution's window, and held like one."""
+    return replace(
+        _layer(stages, present, (0, 0)), conv_elements=_FLOAT32_AS_16_BITS * hidden, held_elements=held_elements(hidden)
+    )
+
+
+def _join_units(hidden: int, blocks: Sequence[Mapping[str, TensorView]]) -> int:
+    """In how many parts the columns of each half of the joining projection can be cut; 0: there is none."""
+    matrix = next((part["nextn.eh_proj"] for part in blocks if "nextn.eh_proj" in part), None)
+    return partition.ffn_columns(hidden, _block_len(matrix), _ALONE).units if matrix is not None else 0
 
 
 def _copies(stages: Sequence[Stage], present: Mapping[str, TensorView]) -> dict[str, int]:
@@ -136,6 +164,8 @@ def _copies(stages: Sequence[Stage], present: Mapping[str, TensorView]) -> dict[
     return {role: sum(piece.nbytes(forms[role]) for piece in own if piece.copied) for role, (own,) in splits.items()}
 
 
+_DRAFT_TABLES = ("nextn.embed_tokens", "nextn.shared_head_head")
+"""A drafting block's own embedding and head, where it has them."""
 _FEED_FORWARD = ("ffn_", "exp_probs")
 """Beginnings of the roles of a feed-forward."""
 _ALONE = (1,)

@@ -83,7 +83,7 @@ def delta_net(out: OpList, stage: GatedDeltaNet, layer: int, names: Names) -> No
             )
         )
     out.project(result, names, "ssm_out", stage.value_heads * value_dim, out.update)
-    out.owe(stage, names, "attn_post_norm", f"delta {layer}")
+    out.owe(stage, names, "attn_post_norm", out.label("delta", layer))
 
 
 def _delta_in(out: OpList, stage: GatedDeltaNet, names: Names) -> tuple[Weight, Weight]:
@@ -153,7 +153,7 @@ def dense(out: OpList, stage: Dense, layer: int, names: Names) -> None:
     if own:
         out.add(GatedActivation(gate, up, act, kind=stage.activation.value))
     out.project(act, names, "ffn_down", stage.width, out.target(stage), stage.down_bias)
-    out.owe(stage, names, "ffn_post_norm", f"dense {layer}")
+    out.owe(stage, names, "ffn_post_norm", out.label("dense", layer))
 
 
 def experts(out: OpList, stage: Experts, layer: int, names: Names) -> None:
@@ -181,7 +181,7 @@ def experts(out: OpList, stage: Experts, layer: int, names: Names) -> None:
         out.add(Zero(out.update))
     if stage.shared is not None:
         _shared_expert(out, stage, stage.shared, names, shared_logit)
-    out.owe(stage, names, f"{norms}_post_norm", f"experts {layer}")
+    out.owe(stage, names, f"{norms}_post_norm", out.label("experts", layer))
 
 
 def _held_experts(out: OpList, stage: Experts, names: Names) -> tuple[tuple[int, int] | None, int]:

@@ -57,7 +57,7 @@ _COPIED_ROLES = frozenset({"layer_output_scale", "ffn_gate_inp_shexp", "exp_prob
 @dataclass
 class LayerShards:
     """Of one layer: the split of each role, the partitions that they come from (`stages[i]` are those of stage i, by
-    name), the states of its delta net."""
+    name), the states of its delta net, or of a drafting block."""
 
     splits: dict[str, Split] = field(default_factory=dict)
     stages: list[dict[str, Partition]] = field(default_factory=list)
@@ -127,12 +127,17 @@ class _Build:
         return self.out
 
     def _drafting(self, role: str, form: TensorForm) -> Split:
-        """What a drafting block has beside its layer: the joining projection is one more sum, tables and a head of its
-        own are cut by rows of the vocabulary, norms are on every rank."""
+        """What a drafting block has beside its layer: the joining projection is one more sum, cut by the same columns
+        of its two halves, of which the rank keeps one as a state; tables and a head of its own are cut by rows of the
+        vocabulary, norms are on every rank."""
         match role.removeprefix("nextn."):
             case "eh_proj":
-                columns = partition.ffn_columns(form.cols, form.block_len, self.vector)
-                return by_columns(form, _each(columns, 1))
+                half = form.cols // 2
+                columns = partition.ffn_columns(half, form.block_len, self.vector).runs
+                self.out.state = StateForm(
+                    tuple((run,) if run.size else () for run in columns), ((),) * self.ranks, _FLOAT_BYTES, 0
+                )
+                return by_columns(form, [_both_halves(run, half) for run in columns])
             case "embed_tokens" | "shared_head_head":
                 return by_rows(form, _each(partition.vocabulary(form.rows, self.vector), 1))
             case _:
@@ -292,6 +297,13 @@ def _channels(keys: Run, heads: Sequence[Run], stage: GatedDeltaNet) -> tuple[Ru
         keys.times(stage.key_dim, width),
         *(run.times(stage.value_dim, 2 * width) for run in heads),
     )
+
+
+def _both_halves(columns: Run, half: int) -> tuple[Run, ...]:
+    """Some columns of one half of a matrix, and the same ones of the other half."""
+    if columns.size == half:
+        return (Run(0, 2 * half),)
+    return (columns, columns.times(1, half))
 
 
 def _each(family: Partition, width: int) -> list[tuple[Run, ...]]:

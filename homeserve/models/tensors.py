@@ -127,6 +127,13 @@ class TensorSource:
         """Of the rows that are held here; 0 where none are."""
         return next((run.first for piece in self._pieces(name) for run in piece.rows), 0)
 
+    def first_columns(self, name: str, first: int, end: int) -> Run:
+        """Of the columns first..end of a tensor, those that are held here, which are one run; counted from `first`."""
+        held = [overlap(piece.cols, Run(first, end)) for piece in self._pieces(name)]
+        runs = [run.times(1, -first) for found in held for run in found]
+        assert len(runs) <= 1, f"{name}: {runs} are no run"
+        return runs[0] if runs else Run(0, 0)
+
     def rows_by_rank(self, name: str, first: int, end: int) -> tuple[int, ...] | None:
         """How many of the rows first..end each rank holds; None where every rank has all of them."""
         window = Run(first, end)

@@ -21,10 +21,11 @@ _BLOCK_FLOATS = 20
 Layer = tuple[Iterable[Stage], Mapping[str, TensorView]]
 
 
-def row_elements(hidden: int, layers: Iterable[Layer]) -> int:
-    """Floats for one row, whether or not its logits are wanted. `layers` are stages with their tensors by role."""
+def row_elements(hidden: int, layers: Iterable[Layer], joined: int = 0) -> int:
+    """Floats for one row, whether or not its logits are wanted. `layers` are stages with their tensors by role;
+    `joined` is the width that a drafting block's joining projection reads."""
     buffers = {("x", hidden), ("update", hidden), ("normed", hidden)}
-    quantised, convolved, experts = hidden, 0, 0
+    quantised, convolved, experts = max(hidden, joined), 0, 0
     ropes: set[RopeFacts] = set()
     for stages, present in layers:
         for stage in stages:
@@ -42,6 +43,23 @@ def row_elements(hidden: int, layers: Iterable[Layer]) -> int:
                     pass
     total = sum(_padded(width) for _, width in buffers) + _blocks(quantised) + sum(rope.dims for rope in ropes)
     return total + convolved + experts
+
+
+def draft_elements(hidden: int, trunk: Iterable[Layer], blocks: Iterable[Layer]) -> int:
+    """Floats that drafting adds for one row: the state behind the last norm and the drafting block's norm of it, the
+    embedding, its own columns of both side by side, and what the block's layer needs beyond the trunk's; 0 without a
+    block."""
+    trunk, blocks = [(tuple(stages), part) for stages, part in trunk], [(tuple(s), part) for s, part in blocks]
+    if not blocks:
+        return 0
+    with_blocks = row_elements(hidden, [*trunk, *blocks], joined=2 * hidden)
+    return with_blocks - row_elements(hidden, trunk) + 3 * _padded(hidden) + _padded(2 * hidden)
+
+
+def held_elements(of: GatedDeltaNet | int) -> int:
+    """Floats that are kept of one row whose state is held: of a delta net what its convolution makes of the row, and
+    the row that goes into it; of a drafting block, given by its width, the hidden state."""
+    return _padded(of) if isinstance(of, int) else _convolved(of) + _padded(of.channels)
 
 
 def divided_elements(layers: Iterable[Layer]) -> int:
