@@ -114,7 +114,9 @@ def _with_setting(wish: Wish, name: str, value: str | int) -> Wish:
             change = {"running": int(value)}
         case "floor_mib":
             change = {"floor_bytes": int(value) * MIB}
-        case "draft" | "vision":
+        case "draft":
+            change = {"draft": value != "off", "drafts": 0 if value in ("off", "auto") else int(value)}
+        case "vision":
             change = {name: value not in ("off", "no", "false")}
         case "devices" | "weight_vector" | "token_vector" | "pipeline_ratio":
             if value not in ("auto", "cpu"):
@@ -161,6 +163,7 @@ def named_cards(box: Box, wish: Wish) -> frozenset[str]:
 def _advice(subject: Subject, made: Plan) -> Iterable[Advice]:
     """The changes that give the most, each planned."""
     found = []
+    beside: Settings = {"draft": "off"} if made.no_drafts else {}
     for settings in _changes(subject, made):
         other = _tried(*changed(subject, made.wish, settings))
         if not isinstance(other, Plan) or not subject.has(other, settings):
@@ -169,7 +172,7 @@ def _advice(subject: Subject, made: Plan) -> Iterable[Advice]:
         gain = other.kv_tokens - made.kv_tokens if full else other.context - made.context
         if gain >= max(_LEAST_GAIN, (made.kv_tokens if full else made.context) // 100):
             costs = "; ".join(_cost(name, value) for name, value in settings.items())
-            found.append(Advice(settings, gain, costs, "pool" if full else "context"))
+            found.append(Advice(settings | beside, gain, costs, "pool" if full else "context"))
     # Of two that give the same, the first one asks for less.
     best = {advice.gain_tokens: advice for advice in reversed(found)}
     return sorted(best.values(), key=lambda advice: -advice.gain_tokens)[:ADVICE_AT_MOST]

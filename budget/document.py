@@ -148,6 +148,7 @@ def _plan(plan: Plan, asked: Question) -> dict[str, Any]:
         "free_min_mib": [mib(free_min_bytes(plan.ceilings, plan.lines, device)) for device in devices],
         "speed": {layout: _speed(speed) for layout, speed in plan.speeds.items()},
         "flip": _flip(plan),
+        "drafting": {"drafts": plan.drafts, "why_not": plan.no_drafts or None},
         "priced": [_priced(option) for option in plan.priced],
         "advice": [_advice(advice) for advice in plan.advice],
         "command": asked.up_line(run_settings(plan)),
@@ -191,8 +192,7 @@ def _flip(plan: Plan) -> dict[str, Any] | None:
 
 def _windows(plan: Plan) -> list[dict[str, int]]:
     """The pools of layers with a window."""
-    layers = (*plan.shape.layers, *(plan.shape.nextn if plan.wish.draft else ()))
-    counts = Counter(layer.kv.window for layer in layers if layer.kv is not None)
+    counts = Counter(layer.kv.window for layer in plan.held_layers if layer.kv is not None)
     return [
         {"window_tokens": window, "layers": counts[window], "slots": slots}
         for window, slots in plan.window_slots.items()

@@ -180,8 +180,10 @@ class LayerShape:
     params           weights of the layer, counted (what a backend without packed kernels would hold in bf16)
     mixer_units, ffn_units   in how many parts a tensor layout can cut them
     state_elements   recurrent state of one request (value heads x key dim x value dim), 0 for attention
-    conv_elements    its convolution window (channels x kernel width)
+    conv_elements    its convolution window (channels x kernel width); of a drafting block the hidden state that the
+                     next row of a request goes on from
     mixer_copies, ffn_copies   of mixer_bytes and ffn_bytes, what every rank of a tensor layout has: norms, routers
+    held_elements    floats that are kept of each row whose input is a draft, until it is known whether it counts
     table_bytes      its own columns of a table of inputs by token, and their projection
     table_copies     of these, the projection, which every rank of a tensor layout has
     """
@@ -199,6 +201,7 @@ class LayerShape:
     conv_elements: int = 0
     mixer_copies: int = 0
     ffn_copies: int = 0
+    held_elements: int = 0
     table_bytes: int = 0
     table_copies: int = 0
 
@@ -238,12 +241,22 @@ class ModelShape:
     tied: bool
     nextn: tuple[LayerShape, ...] = ()
     nextn_bytes: int = 0
-    """Of the drafting block beside its layers: its norms, its joining projection."""
+    """Of the drafting block beside its layers: its norms, its joining projection, tables of its own."""
+    nextn_params: int = 0
+    """The same as weights, counted,"""
+    nextn_table_bytes: int = 0
+    """and of these bytes its own embedding and head."""
+    nextn_units: int = 0
+    """In how many parts a tensor layout can cut the joining projection; 0: as finely as you like."""
+    nextn_embeds: bool = False
+    """Whether it has an embedding of its own; without, it reads the model's."""
     vision_bytes: int = 0
     other_bytes: int = 0
     """The final norm, and tensors of the checkpoint that no layer declares."""
     row_elements: int = 0
     """Floats of buffers and scratch for one row of a plan on the CPU; 0: estimated from the widths above."""
+    draft_elements: int = 0
+    """The same of what drafting adds for a row; 0: estimated."""
     partial_elements: int = 0
     """Floats of one partial result of a split attention; 0: estimated."""
     query_heads: int = 0

@@ -57,7 +57,8 @@ def _headline(style: Style, plan: Plan, lacks: str) -> list[str]:
     lines[0] = lines[0].replace("FITS", style.paint("FITS", "good" if not lacks else "unsure"), 1)
     if plan.binds.why and not has_room(plan):
         lines += wrapped(regrouped(f"Why it binds: {plan.binds.why}"))
-    return lines + wrapped(f"How it runs: {plan.option}{f' ({plan.choice})' if plan.choice else ''}")
+    lines += wrapped(f"How it runs: {plan.option}{f' ({plan.choice})' if plan.choice else ''}")
+    return lines + (wrapped(f"Drafting: none; {plan.no_drafts}") if plan.no_drafts else [])
 
 
 def _devices(style: Style, plan: Plan, host: MemoryFacts | None) -> list[list[str]]:

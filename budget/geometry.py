@@ -132,6 +132,7 @@ def shape_of_geometry(geometry: Geometry) -> ModelShape:
     shares, (embedding, head, joining_bytes, norm_bytes) = given[: len(parts)], given[len(parts) :]
     width = geometry.hidden
     placed = tuple(_placed(layer, width, *shares[3 * at : 3 * at + 3]) for at, layer in enumerate((*layers, *nextn)))
+    blocks = tuple(replace(layer, conv_elements=2 * width, held_elements=width) for layer in placed[len(layers) :])
     return ModelShape(
         name=geometry.name,
         arch=geometry.arch,
@@ -145,8 +146,10 @@ def shape_of_geometry(geometry: Geometry) -> ModelShape:
         embedding_bytes=embedding or given_embedding,
         head_bytes=head or given_head,
         tied=geometry.tied,
-        nextn=placed[len(layers) :],
+        nextn=blocks,
         nextn_bytes=joining_bytes,
+        nextn_params=joining,
+        nextn_units=_blocks(geometry, geometry.hidden),
         vision_bytes=geometry.vision_bytes,
         other_bytes=norm_bytes,
         query_heads=geometry.heads if any(layer.mixer.attended for layer in layers) else 0,
@@ -180,7 +183,7 @@ def requantised(shape: ModelShape, quant: str) -> ModelShape:
         raise ValueError(f"the mix {quant!r} is not known")
     tables = shape.vocab * shape.hidden * (1 if shape.tied else 2)
     weights = sum(layer.params for layer in (*shape.layers, *shape.nextn)) + tables
-    weights += 2 * shape.hidden * shape.hidden * len(shape.nextn) if shape.nextn_bytes else 0
+    weights += shape.nextn_params or (2 * shape.hidden * shape.hidden * len(shape.nextn) if shape.nextn_bytes else 0)
     if weights <= 0 or shape.weights_bytes <= 0:
         raise ValueError(f"{shape.name}: the number of its weights is not known")
     factor = Fraction(bits) * weights / (8 * shape.weights_bytes)
@@ -205,6 +208,7 @@ def requantised(shape: ModelShape, quant: str) -> ModelShape:
         layers=tuple(scaled(layer) for layer in shape.layers),
         nextn=tuple(scaled(layer) for layer in shape.nextn),
         nextn_bytes=round(shape.nextn_bytes * factor),
+        nextn_table_bytes=round(shape.nextn_table_bytes * factor),
         embedding_bytes=round(shape.embedding_bytes * factor),
         head_bytes=round(shape.head_bytes * factor),
         other_bytes=round(shape.other_bytes * factor),
@@ -226,6 +230,7 @@ class _Mixer:
     shape: KvShape | None = None
     state: int = 0
     conv: int = 0
+    held: int = 0
     attended: int = 0
 
 
@@ -320,6 +325,7 @@ def _linear(geometry: Geometry, linear: Linear) -> _Mixer:
         units=_head_units(geometry, linear.key_heads, per_key_head),
         state=values * linear.key_dim,
         conv=linear.channels * linear.conv,
+        held=2 * (linear.channels + linear.value_heads),
     )
 
 
@@ -337,6 +343,7 @@ def _placed(layer: _Layer, hidden: int, mixer_bytes: int, ffn_bytes: int, expert
         kv=mixer.shape,
         state_elements=mixer.state,
         conv_elements=mixer.conv,
+        held_elements=mixer.held,
         mixer_copies=mixer_bytes * hidden // mixer.weights,
         ffn_copies=ffn_bytes * layer.copies // layer.parts[1] if layer.parts[1] else 0,
     )

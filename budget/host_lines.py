@@ -38,6 +38,8 @@ IMAGE = "weights image"
 """What a rank's arena will hold after the next flip, where there is no such copy."""
 SIDE = "weights side"
 """Parts of weights that cannot be read from the copy, which a rank keeps for itself."""
+DRAFTS = "drafts"
+"""What is kept of rows whose input is a draft, until it is known how many of them count."""
 TRANSIT = "flip transit"
 """Shared memory for live rows and states on their way between the ranks."""
 
@@ -95,17 +97,19 @@ def plan_log_bytes(
     *,
     groups: int = 1,
     flip: bool = False,
+    drafts: int = 0,
 ) -> int:
     """Shared memory of the plan log and of each rank's report ring, reserved when the fleet starts.
 
-    `context` is the longest request in tokens, `groups` how many page tables it has: one, and one for each window. The
+    `context` is the longest request in tokens, `groups` how many page tables it has: one, and one for each window;
+    `drafts` the most of a round. The
     slots are made for the largest plan and the largest result that these limits allow (the same sums as the
     scheduler's).
     """
     lane_pages = _parts(context, PAGE)
     newcomers = 2 * (4 * context + 64 * 1024)
     plan = newcomers + 64 * running + 4 * chunk + 4 * running * (1 + lane_pages) * groups + 4096
-    result = (running + 32) * (32 + 16 * 21) + 64 * running + 16384 + (_FLIP_RESULT if flip else 0)
+    result = (running * (1 + drafts) + 32) * (32 + 16 * 21) + 64 * running + 16384 + (_FLIP_RESULT if flip else 0)
     log = 64 + plans_in_flight * _slot(plan)
     report = 64 + (plans_in_flight + 4) * _slot(result)
     return log + ranks * report
@@ -132,15 +136,24 @@ def kv_elements(kv: KvShape, kv_type: str) -> int:
 
 
 def workspace_bytes(
-    shape: ModelShape, rows: int, logit_rows: int, threads: int, context: int = 0, *, head: bool = True
+    shape: ModelShape,
+    rows: int,
+    logit_rows: int,
+    threads: int,
+    context: int = 0,
+    *,
+    head: bool = True,
+    drafts: bool = False,
 ) -> int:
     """Buffers and scratch of the CPU backend for plans of `rows` rows, `logit_rows` of them with logits.
 
     `context` is the longest request in tokens (0: the model's own); `head` False is a rank of a pipeline that computes
-    no logits.
+    no logits; `drafts`: the drafting block is here.
     """
     context = context or shape.context
     total = (shape.row_elements or _row_elements(shape)) * rows * _FLOAT
+    if drafts:
+        total += (shape.draft_elements or _draft_elements(shape)) * rows * _FLOAT
     if head:
         total += (2 * _padded(shape.hidden) + _padded(shape.vocab)) * logit_rows * _FLOAT
     partitions = _parts(_parts(context, PAGE), _PARTITION_PAGES)
@@ -157,6 +170,12 @@ def _row_elements(shape: ModelShape) -> int:
     columns, block = _ACTIVATION_BLOCK
     quantised = max(hidden, q_width, ffn) // columns * block // _FLOAT
     return 3 * _padded(hidden) + mixer + q_width + 3 * _padded(ffn) + head_dim + quantised
+
+
+def _draft_elements(shape: ModelShape) -> int:
+    """Likewise of drafting: the state behind the last norm and what comes of it, the embedding, both side by side, and
+    what a step of drafting hands to the next one."""
+    return 7 * _padded(shape.hidden)
 
 
 def _partial_elements(shape: ModelShape) -> int:

@@ -18,7 +18,7 @@ from functools import cached_property
 
 from budget import host_lines
 from budget.facts import KV_BITS, MIB, KvShape, LayerShape, ModelShape
-from budget.wish import DEFAULT_RUNNING, Wish, window_slots
+from budget.wish import DEFAULT_DRAFTS, DEFAULT_RUNNING, Wish, window_slots
 
 LOGPROB_ROWS = 32
 _STATES_AT_MOST = 512 * MIB
@@ -57,6 +57,8 @@ class Share:
     state: float = 0.0
     read: float = 0.0
     """Weights read for one decoded token."""
+    held: float = 0.0
+    """Of states, for each row whose input is a draft."""
     part: float = 1.0
     """The largest share that it has of any stage,"""
     vocabulary: int = 0
@@ -85,8 +87,10 @@ class Job:
     running: int
     memo: dict[tuple[object, ...], tuple[Share, ...]] = field(default_factory=dict, compare=False, repr=False)
     """Shares that were computed: many options look at the same cut."""
-    workspaces: dict[tuple[int, int, bool], tuple[int, float]] = field(default_factory=dict, compare=False, repr=False)
-    """Buffers that were computed, by threads, rows of logits and whether there is a head."""
+    workspaces: dict[tuple[int, int, bool, bool], tuple[int, float]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    """Buffers that were computed, by threads, rows of logits, whether there is a head, and a drafting block."""
 
     @cached_property
     def layers(self) -> tuple[LayerShape, ...]:
@@ -120,7 +124,31 @@ class Job:
 
     @property
     def drafting_bytes(self) -> int:
-        return self.shape.nextn_bytes if self.drafting else 0
+        """Of the drafting block beside its layers."""
+        if not self.drafting:
+            return 0
+        return self.shape.nextn_params * self.wish.dense if self.wish.dense else self.shape.nextn_bytes
+
+    @property
+    def drafting_table_bytes(self) -> int:
+        """Of these, its own embedding and head."""
+        own = self.drafting_bytes * self.shape.nextn_table_bytes
+        return round(own / self.shape.nextn_bytes) if own else 0
+
+    @property
+    def drafting_looks_up(self) -> bool:
+        """Whether the rank of the drafting block reads rows of the model's embedding."""
+        return bool(self.drafting) and not self.shape.nextn_embeds
+
+    @property
+    def drafts(self) -> int:
+        """The most drafts of a round."""
+        return (self.wish.drafts or DEFAULT_DRAFTS) if self.drafting else 0
+
+    @property
+    def decode_rows(self) -> int:
+        """Rows of one plan in which every running request has as many drafts as it may."""
+        return self.running * (1 + self.drafts)
 
     @property
     def context(self) -> int:
@@ -134,25 +162,29 @@ class Job:
 
     @property
     def rows(self) -> int:
-        """Rows of the largest plan: a chunk of prompts beside one row of each running request."""
-        return self.wish.chunk + self.running
+        """Rows of the largest plan: a chunk of prompts beside those of each running request."""
+        return self.wish.chunk + self.decode_rows
 
     @property
     def logit_rows(self) -> int:
-        """Rows of a plan with logits: one of each request, and those whose log-probabilities `echo` asks for."""
-        return self.wish.logit_rows or self.running + LOGPROB_ROWS
+        """Rows of a plan with logits: those of each request, and those whose log-probabilities `echo` asks for."""
+        return self.wish.logit_rows or self.decode_rows + LOGPROB_ROWS
 
     @property
     def checkpoints(self) -> int:
         """States of recurrent layers that the prefix cache keeps beside those of running requests: two for each."""
         return 2 * self.running if self.state_bytes and self.wish.prefix_cache else 0
 
-    def workspace(self, threads: int, logit_rows: int, *, head: bool) -> tuple[int, float]:
-        """Bytes of the buffers of a rank's largest plan, and of each token of its longest request beside them."""
-        key = threads, logit_rows, head
+    def workspace(self, threads: int, logit_rows: int, *, head: bool, drafts: bool = False) -> tuple[int, float]:
+        """Bytes of the buffers of a rank's largest plan, and of each token of its longest request beside them.
+        `drafts`: it has the drafting block, where the model has one."""
+        drafts = drafts and bool(self.drafting)
+        key = threads, logit_rows, head, drafts
         if key not in self.workspaces:
             short, long = (
-                host_lines.workspace_bytes(self.shape, self.rows, logit_rows, threads, context, head=head)
+                host_lines.workspace_bytes(
+                    self.shape, self.rows, logit_rows, threads, context, head=head, drafts=drafts
+                )
                 for context in (_STEP, 2 * _STEP)
             )
             self.workspaces[key] = short, (long - short) / _STEP
@@ -183,8 +215,8 @@ class Job:
 
     @cached_property
     def state_bytes(self) -> float:
-        """Of one request, over all layers."""
-        return sum(self.state(layer) for layer in self.layers)
+        """Of one request, over all layers, the drafting block's among them."""
+        return sum(self.state(layer) for layer in (*self.layers, *self.drafting))
 
     def _table(self, packed: int) -> int:
         return self.shape.vocab * self.shape.hidden * self.wish.dense if self.wish.dense and packed else packed

@@ -18,7 +18,7 @@ _MEANINGS: Mapping[str, str] = {
     "GTT": "how much of the host's memory the graphics may pin beside it",
     "weights arena": "the place that holds one layout's weights at a time, as large as the larger of them",
     "communicators": "buffers through which devices exchange what they computed",
-    "verify inputs": "what recurrent layers keep until it is known which drafted tokens are right",
+    "drafts": "what recurrent layers keep until it is known which drafted tokens are right",
     "window": "layers with one see only so many tokens, the last ones, and keep no others",
     "state": "what recurrent layers remember of a request, whatever its length",
     "state checkpoints": "copies of it, so that a prompt that was seen before need not be read again",
@@ -29,6 +29,7 @@ _MEANINGS: Mapping[str, str] = {
 _PATTERNS: Mapping[str, str] = {
     # A line of a ledger, not the word in a sentence.
     "state": r"(?m)^  (?:[ +]\s+[\d .]+  )?state\s{2,}",
+    "drafts": r"(?m)^  (?:[ +]\s+[\d .]+  )?drafts(?:, rank \d+)?\s{2,}",
     # Of layers, not of a bus.
     "window": r"\(\s*window\s+\d",
     "rank": r"(?i)\branks?\b",

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from budget.ceilings import Ceilings
-from budget.facts import Doubt, ModelShape
+from budget.facts import Doubt, LayerShape, ModelShape
 from budget.ledger import Line
 from budget.speed import LayoutSpeed
-from budget.wish import Wish, window_slots
+from budget.wish import DEFAULT_DRAFTS, Wish, window_slots
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,21 @@ class Plan:
     """The largest pool that fits; `kv_tokens` may be less where nobody asked for so many."""
     flip: FlipTerms = NO_FLIP
     """Whether and how its ranks may change their layout."""
+    no_drafts: str = ""
+    """Why the model's drafting block was left out, where it was wanted."""
     priced: tuple[Priced, ...] = ()
     advice: tuple[Advice, ...] = ()
     doubts: tuple[Doubt, ...] = ()
+
+    @property
+    def drafts(self) -> int:
+        """The most drafts of a round for which there is room; 0 where the drafting block is not held."""
+        return (self.wish.drafts or DEFAULT_DRAFTS) if self.wish.draft and self.shape.nextn else 0
+
+    @property
+    def held_layers(self) -> tuple[LayerShape, ...]:
+        """All layers that are held: the trunk's, and the drafting block's where it drafts."""
+        return (*self.shape.layers, *(self.shape.nextn if self.drafts else ()))
 
     @property
     def window_slots(self) -> Mapping[int, int]:

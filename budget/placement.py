@@ -5,9 +5,10 @@
     pipeline_shares, tensor_shares   what each rank holds then; `budget.terms` makes lines of a ledger of it
 
 Pipeline layout: rank k holds its layers at full width, the last rank also the final norm, the head and the drafting
-block; KV rows of its attention layers for *all* tokens; full-width states of its recurrent layers. Embedding rows come
-from the host's copy. Tensor layout: every rank holds a share of every layer by the weight vector, and the KV rows of
-its tokens, of all layers, by the token vector; states by heads, like the weights.
+block (and on the CPU the embedding, which that block reads); KV rows of its attention layers for *all* tokens;
+full-width states of its recurrent layers. Embedding rows come from the host's copy. Tensor layout: every rank holds a
+share of every layer by the weight vector, and the KV rows of its tokens, of all layers, by the token vector; states by
+heads, like the weights, that of the drafting block by columns of its joining projection.
 
 Beside the rows of the pool a rank has a page of padding, to which rows point that count for nothing. On the CPU only
 ranks of the tensor layout compute such rows; ranks of one memory have one pool for both layouts, with one page.
@@ -90,25 +91,29 @@ def pipeline_shares(job: Job, option: Option, cut: Cut) -> tuple[Share, ...]:
 
 def _stack(job: Job, option: Option, part: range, *, first: bool, last: bool) -> Share:
     """What a rank holds of the layers `part`, at full width."""
-    weights = read = state = 0.0
+    weights = read = state = held = 0.0
     for index in part:
         layer = job.layers[index]
         away = layer.expert_bytes if index < option.expert_layers else 0
         weights += layer.bytes - away
         read += layer.read_bytes - away * layer.used_experts
         state += job.state(layer)
+        held += layer.held_elements
     kept = [job.layers[index] for index in part]
     if last:
         weights += job.head_bytes + job.shape.other_bytes + job.drafting_bytes
         weights += sum(layer.bytes for layer in job.drafting)
         read += job.head_bytes
         kept += job.drafting
-    looks_up = first or any(job.layers[index].table_bytes for index in part)
+        state += sum(job.state(layer) for layer in job.drafting)
+        held += sum(layer.held_elements for layer in job.drafting)
+    looks_up = first or any(job.layers[index].table_bytes for index in part) or (last and job.drafting_looks_up)
     if option.host_only and looks_up and not (last and job.shape.tied):
         weights += job.embedding_bytes
     kv_row, windows = job.rows_of(kept, on_cpu=option.host_only)
     padding = 0 if option.host_only else PAGE * (kv_row + sum(rows.row for rows in windows))
-    return Share(weights, kv_row=kv_row, kv_fixed=padding, windows=windows, state=state * job.running, read=read)
+    states = state * job.running
+    return Share(weights, kv_row=kv_row, kv_fixed=padding, windows=windows, state=states, read=read, held=held)
 
 
 def whole_share(job: Job, option: Option) -> Share:
@@ -138,7 +143,8 @@ def tensor_shares(job: Job, shard: Shard, *, on_cpu: bool = False) -> tuple[Shar
 
 def _shards(job: Job, shard: Shard, on_cpu: bool) -> tuple[Share, ...]:
     count = len(shard.weights)
-    weights, copies, reads, states, parts, tables = ([0.0] * count for _ in range(6))
+    weights, copies, reads, states, parts, tables, held = ([0.0] * count for _ in range(7))
+    joined = _fractions(job.shape.nextn_units, shard.weights)
     for layer, drafting, times in job.alike:
         mixer, ffn = _fractions(layer.mixer_units, shard.weights), _fractions(layer.ffn_units, shard.weights)
         heads = layer.kv.heads if layer.kv is not None else 0
@@ -151,26 +157,34 @@ def _shards(job: Job, shard: Shard, on_cpu: bool) -> tuple[Share, ...]:
             tables[rank] += times * (layer.table_bytes - layer.table_copies)
             weights[rank] += times * (own + layer.table_copies)
             copies[rank] += times * copied * (1 - mixer[rank])
-            states[rank] += times * job.state(layer) * mixer[rank] * job.running
+            of_states = joined[rank] if drafting else mixer[rank]
+            states[rank] += times * job.state(layer) * of_states * job.running
+            held[rank] += times * layer.held_elements * of_states
             parts[rank] = max(parts[rank], mixer[rank], ffn[rank])
             if not drafting:
                 unread = layer.expert_bytes * (1 - layer.used_experts) * ffn[rank]
                 reads[rank] += times * (own + copied * (1 - mixer[rank]) - unread)
     head = _fractions(-(-job.shape.vocab // VOCABULARY_UNIT), shard.weights)
     rows = _fractions(0, shard.tokens) if shard.tokens else (1 / count,) * count
-    whole_tables = job.head_bytes + job.drafting_bytes + (job.embedding_bytes if on_cpu and not job.shape.tied else 0)
+    whole_tables = job.head_bytes + job.drafting_table_bytes
+    whole_tables += job.embedding_bytes if on_cpu and not job.shape.tied else 0
+    joining = job.drafting_bytes - job.drafting_table_bytes
     kv_row, windows = job.rows_of((*job.layers, *job.drafting), on_cpu=on_cpu)
     padding = PAGE * (kv_row + sum(rows.row for rows in windows))
     granule = PAGE * (sum(shard.tokens) or count)
     return tuple(
         Share(
-            weights=weights[rank] + (tables[rank] + whole_tables) * head[rank] + job.shape.other_bytes,
+            weights=weights[rank]
+            + (tables[rank] + whole_tables) * head[rank]
+            + joining * joined[rank]
+            + job.shape.other_bytes,
             kv_copies=copies[rank],
             kv_row=kv_row * rows[rank],
             kv_fixed=padding,
             windows=tuple(_own_rows(each, rows[rank], granule) for each in windows),
             state=states[rank],
             read=reads[rank] + job.head_bytes * head[rank],
+            held=held[rank],
             part=parts[rank],
             vocabulary=math.ceil(job.shape.vocab * head[rank]),
         )

@@ -8,6 +8,7 @@ doubts it can add them up. How it is found:
     room         the largest KV pool whose ledger fits (solve.py)
     choice       the first group that gives a comfortable pool; in a group the largest pool, then the fastest
     flip         CPU ranks get both layouts where that leaves the pool as it is, or where it was asked for (flip.py)
+    drafting     the drafting block is left out again where nothing could draft, or where only without it anything fits
 
 A placement that is only a way out (part of the model on the CPU, fewer requests at once) gets a comfortable pool and no
 more unless it is asked for: so more memory never means a smaller context. What was asked for is never made smaller: a
@@ -34,7 +35,7 @@ from budget.placement import Option
 from budget.solve import TOKENS_MAX, fits
 from budget.speed import break_even, flip_seconds
 from budget.trial import Trial, best_trial, comfort, job_seconds, speeds_by_speed
-from budget.wish import PAGE, Wish
+from budget.wish import NO_DRAFTS_IN_A_PIPELINE, PAGE, Wish
 
 __all__ = ["Advice", "Binds", "Plan", "Priced", "Refusal", "Unknown", "WishError", "plan"]
 
@@ -51,6 +52,31 @@ def plan(ceilings: Ceilings, shape: ModelShape, wish: Wish) -> Plan | Refusal | 
     Raises WishError where the wish contradicts the box or the model by itself (a vector of the wrong length, a device
     that is not there, a context longer than the model's).
     """
+    made = _plan(ceilings, shape, wish)
+    if not (wish.draft and shape.nextn):
+        return made
+    without = replace(wish, draft=False)
+    if isinstance(made, Plan) and _stays_in_a_pipeline(made):
+        other = _plan(ceilings, shape, without)
+        return replace(other, no_drafts=NO_DRAFTS_IN_A_PIPELINE) if isinstance(other, Plan) else made
+    if isinstance(made, Refusal) and not wish.drafts:
+        other = _plan(ceilings, shape, without)
+        return replace(other, no_drafts=_too_little(made)) if isinstance(other, Plan) else made
+    return made
+
+
+def _stays_in_a_pipeline(made: Plan) -> bool:
+    """Several ranks on the CPU that only ever have the layout in which nothing is drafted."""
+    return made.layouts == (PIPELINE,) and len(made.ranks) > 1 and len(set(made.ranks)) == 1
+
+
+def _too_little(refusal: Refusal) -> str:
+    short = refusal.needed_bytes - refusal.available_bytes
+    where = refusal.ceilings.devices[refusal.device].name
+    return f"the drafting block does not fit beside the rest: {_mib(short)} MiB are missing on {where}"
+
+
+def _plan(ceilings: Ceilings, shape: ModelShape, wish: Wish) -> Plan | Refusal | Unknown:
     _check(shape, wish)
     devices = chosen(ceilings, wish)
     if not devices:

@@ -96,7 +96,7 @@ def settings_of(wish: Wish) -> dict[str, str | int]:
         "token_vector": _joined(wish.token_vector),
         "pipeline_ratio": _joined(wish.pipeline_ratio),
         "cpu_moe": {-1: "auto", 0: "off"}.get(wish.cpu_moe, wish.cpu_moe),
-        "draft": "auto" if wish.draft else "off",
+        "draft": (wish.drafts or "auto") if wish.draft else "off",
         "vision": "on" if wish.vision else "off",
     }
     if wish.floor_bytes is not None:

@@ -83,6 +83,7 @@ def summary(plan: Plan) -> list[str]:
     pool = f"{grouped(plan.kv_tokens)} tokens of {plan.wish.kv_type} KV"
     lines = [f"context {grouped(plan.context)}, {pool}, {counted(plan.running, 'request')} at once: {plan.option}"]
     lines += [plan.choice] if plan.choice else []
+    lines += [f"nothing is drafted: {plan.no_drafts}"] if plan.no_drafts else []
     moments = moments_of(plan.layouts)
     used = [device for device in plan.ceilings.devices if any(line.device == device.index for line in plan.lines)]
     for device in used[:_TOLD_DEVICES]:

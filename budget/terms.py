@@ -46,8 +46,11 @@ SERVING = (PIPELINE, TENSOR, FLIP)
 """Transit memory is kept from the first flip on: to have it anew costs eight times the copy that goes through it."""
 TRANSIT_ALIGN = 64
 """What two ranks exchange begins with a cache line of the transit memory."""
-VERIFY_BYTES_PER_REQUEST = 4 * MIB
-"""Inputs of the recurrent layers that a verify keeps until acceptance is known."""
+DRAFT_BYTES_PER_REQUEST = 4 * MIB
+"""On a card, inputs of the recurrent layers that are kept until it is known how many drafts count."""
+
+
+_UNTIL_DRAWN = "kept until it is known how many drafts count"
 
 
 def context_bytes(device: Device) -> int:
@@ -68,6 +71,8 @@ def terms(
         before = pipeline[rank] if pipeline else None
         after = tensor[rank] if tensor else None
         own = list(_standing(job, option, device, rank, after))
+        if option.host_only:
+            own += _held_rows(job, option, index, before if len(option.ranks) == 1 else after)
         if not (shared and job.wish.unified):
             own = [*_weights(option, index, before, after), *_pools(job, option, index, before, after), *own]
             if shared and before is not None and after is not None:
@@ -93,6 +98,14 @@ def _standing(job: Job, option: Option, device: Device, rank: int, shard: Share 
         yield from _card(job, option, device)
     if job.wish.vision and job.shape.vision_bytes and rank == 0:
         yield Term(device.index, "vision", job.shape.vision_bytes, ALWAYS, "computed", "the tower")
+
+
+def _held_rows(job: Job, option: Option, device: int, share: Share | None) -> Iterable[Term]:
+    """Of the layout that drafts, on the CPU: one rank, or the tensor layout."""
+    if job.drafting and share is not None and share.held:
+        size = math.ceil(share.held * job.decode_rows) * FLOAT_BYTES
+        note = f"{job.decode_rows} rows, {_UNTIL_DRAWN}"
+        yield Term(device, host_lines.DRAFTS, size, ALWAYS, "computed", note)
 
 
 def _weights(option: Option, device: int, before: Share | None, after: Share | None) -> Iterable[Term]:
@@ -219,7 +232,7 @@ def _activations(job: Job, option: Option, device: Device, rank: int, shard: Sha
     """`shard`: what a rank of the tensor layout on the CPU has of the model."""
     threads, last = max(1, job.wish.threads) if device.kind == "cpu" else 1, rank == len(option.ranks) - 1
     head = last or (TENSOR in option.layouts and shard is None and not option.shares_device)
-    size, more = job.workspace(threads, job.logit_rows, head=head)
+    size, more = job.workspace(threads, job.logit_rows, head=head, drafts=head or shard is not None)
     if shard is not None:
         size += _of_shard(job, shard)
         head = True
@@ -252,8 +265,8 @@ def _card(job: Job, option: Option, device: Device) -> Iterable[Term]:
     if option.flips:
         yield Term(index, "flip buffer", FLIP_BUFFER_BYTES, (FLIP,), "reserve", "rows pass through it")
     if job.drafting and job.state_bytes:
-        size = VERIFY_BYTES_PER_REQUEST * job.running / len(option.ranks)
-        yield Term(index, "verify inputs", size, ALWAYS, "reserve", "kept until drafts are accepted")
+        size = DRAFT_BYTES_PER_REQUEST * job.running / len(option.ranks)
+        yield Term(index, host_lines.DRAFTS, size, ALWAYS, "reserve", _UNTIL_DRAWN)
 
 
 def _host(job: Job, option: Option, ceilings: Ceilings) -> Iterable[Term]:
@@ -273,10 +286,10 @@ def _host(job: Job, option: Option, ceilings: Ceilings) -> Iterable[Term]:
     groups = 1 + len(job.shape.windows)
     flying = max(plans_in_flight(ranks, layout) for layout in option.layouts) if option.host_only else 2
     limits = ranks, job.running, job.wish.chunk, job.context, flying
-    log = host_lines.plan_log_bytes(*limits, groups=groups, flip=option.flips)
+    log = host_lines.plan_log_bytes(*limits, groups=groups, flip=option.flips, drafts=job.drafts)
     yield Term(cpu, host_lines.PLAN_LOG, log, ALWAYS, "computed", "shared memory between the processes")
     if option.shares_device:
-        sizes = [act_sizes(job.shape, ranks, layout, job.rows, job.running) for layout in option.layouts]
+        sizes = [act_sizes(job.shape, ranks, layout, job.rows, job.running, job.drafts) for layout in option.layouts]
         acts = act_bytes(ranks, largest(sizes))
         yield Term(cpu, host_lines.ACTS, acts, ALWAYS, "computed", "shared memory for what ranks exchange")
     if option.expert_layers:

@@ -11,6 +11,10 @@ PAGE = 16
 DEFAULT_RUNNING = 16
 """Requests at once where nobody says how many (fewer for models with large recurrent states)."""
 
+DEFAULT_DRAFTS = 3
+"""The most drafts of a round where nobody says how many."""
+NO_DRAFTS_IN_A_PIPELINE = "several ranks draft in the tensor layout, and they stay in the pipeline layout"
+
 DEFAULT_CARD_FLOOR = 1024 * MIB
 DEFAULT_HOST_FLOOR = 256 * MIB
 
@@ -26,6 +30,7 @@ class Wish:
     that costs no tokens. `image_spill`: each rank has an image of the next layout in place of one copy of the weights
     for all, and the other image on disk.
     `cpu_moe`: layers whose routed experts stay on the CPU; -1 is "the planner's choice", 0 none.
+    `draft`: the drafting block is held, where the model has one, for at most `drafts` drafts of a round.
     `floor_bytes`: what must remain free at the peak on every card and the host; None takes the defaults (1024 MiB a
     card, 256 MiB of the host, nothing on unified devices).
     """
@@ -48,6 +53,7 @@ class Wish:
     pipeline_ratio: tuple[int, ...] = ()
     cpu_moe: int = -1
     draft: bool = True
+    drafts: int = 0
     vision: bool = False
     prefix_cache: bool = True
     state_bits: int = 32

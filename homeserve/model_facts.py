@@ -71,6 +71,8 @@ class ModelFacts:
     config: ModelConfig
     info: ModelInfo
     shape: ModelShape
+    why_no_drafts: str = ""
+    """Why the model cannot draft: it has no drafting block, or not a whole one. Empty: it can."""
 
 
 def read_model(path: str, settings: Settings) -> ModelFacts:
@@ -80,12 +82,12 @@ def read_model(path: str, settings: Settings) -> ModelFacts:
 
     opened = checkpoint.open(path, folder_families)
     try:
-        config, shape = _shape_of(opened, settings.model_id or model_id_of(path))
+        config, shape, why = _shape_of(opened, settings.model_id or model_id_of(path))
     except HomeserveError:
         opened.close()
         raise
     info = ModelInfo(shape.name, path, opened.arch, opened.quant_label, config.context, config.vocab, int(time.time()))
-    return ModelFacts(opened, config, info, shape)
+    return ModelFacts(opened, config, info, shape, why)
 
 
 def read_shape(path: str) -> ModelShape:
@@ -107,13 +109,15 @@ def read_shape(path: str) -> ModelShape:
         opened.close()
 
 
-def _shape_of(opened: Checkpoint, name: str) -> tuple[ModelConfig, ModelShape]:
+def _shape_of(opened: Checkpoint, name: str) -> tuple[ModelConfig, ModelShape, str]:
+    """Config, shape, and why the model cannot draft; a drafting block that cannot be used is not in the shape."""
     from homeserve.models import registry, shape
 
     family = registry.family(opened.arch)
     with told_of(opened.path):
         config = family.config_from(opened.metadata)
-        return config, shape.shape_of(family, config, opened.tensors, name=name, quant=opened.quant_label)
+        found = shape.shape_of(family, config, opened.tensors, name=name, quant=opened.quant_label)
+        return config, found, "" if found.nextn else "the model has no drafting block"
 
 
 def model_id_of(path: str) -> str:

@@ -10,14 +10,14 @@ from budget.facts import KV_BITS, MIB, Box
 from budget.ledger import PIPELINE, TENSOR
 from budget.plan import Plan, Refusal, Unknown, WishError
 from budget.question import flags
-from budget.ranks import act_sizes, decode_groups, plans_in_flight
+from budget.ranks import act_sizes, decode_groups, largest, plans_in_flight
 from budget.wish import PAGE, Wish
 from homeserve.engine.request import EngineLimits, FlipLimits, LayoutLimits, NoFlip
 from homeserve.engine.scheduler import PROMPT_LOGPROB_ROWS
 from homeserve.errors import BudgetError, SettingError, WorkerOutOfMemory
-from homeserve.layouts.ranks import DISCRETE, UNIFIED, RankPlan, largest, rank_plan
+from homeserve.layouts.ranks import DISCRETE, UNIFIED, RankPlan, rank_plan
 from homeserve.model_facts import ModelFacts
-from homeserve.settings import Settings, flag, flip_mode, flip_said, options, why_no_flip
+from homeserve.settings import Settings, flag, flip_mode, flip_said, options, why_no_drafting, why_no_flip
 
 _SMALLER = "use a smaller model or quantisation, or free some memory"
 _WORTH_SAYING = ("kv_tokens", "context", "max_running", "chunk")
@@ -27,7 +27,11 @@ _OF_RANKS = ("layout", "pipeline_ratio", "weight_vector", "token_vector")
 
 
 def plan_of(settings: Settings, facts: ModelFacts, box: Box) -> Plan:
-    """Raises SettingError for a context that the model was not made for, BudgetError where memory lacks."""
+    """Raises SettingError for a context that the model was not made for and for drafts that it cannot make, BudgetError
+    where memory lacks."""
+    if facts.why_no_drafts and settings.draft not in ("auto", "off"):
+        what = f"{settings.sources.get('draft', '--draft')} {settings.draft}: {facts.why_no_drafts}"
+        raise SettingError(what, field="draft", fix="leave --draft out, or use a model with a whole drafting block")
     wish = wish_of(settings, box)
     subject = Subject(box, facts.shape, cpu_kv_types=frozenset(options()["kv_type"].choices), file_fixed=True)
     try:
@@ -56,7 +60,6 @@ def wish_of(settings: Settings, box: Box) -> Wish:
         kv_type="f32" if exact else settings.kv_type,
         running=settings.max_running,
         chunk=settings.chunk,
-        logit_rows=settings.max_running + PROMPT_LOGPROB_ROWS,
         devices=("cpu",),
         cpu_ranks=settings.ranks,
         unified=settings.ranks > 1 and settings.memory == UNIFIED,
@@ -69,20 +72,33 @@ def wish_of(settings: Settings, box: Box) -> Wish:
         floor_bytes=settings.floor_mib * MIB,
         threads=settings.threads or max(1, usable // settings.ranks),
         cores=usable,
-        draft=False,
+        draft=settings.draft != "off",
+        drafts=_drafts_said(settings),
         dense=4 if exact else 0,
         prefix_cache=settings.prefix_cache,
     )
 
 
+def _drafts_said(settings: Settings) -> int:
+    """The number of `--draft N`; 0 for auto and off."""
+    return int(settings.draft) if settings.draft.isdigit() else 0
+
+
+def why_nothing_is_drafted(settings: Settings, facts: ModelFacts, plan: Plan) -> str:
+    """In the words of whoever is in the way first: the settings, the model, the box; "" where drafts are made."""
+    if plan.drafts:
+        return ""
+    return why_no_drafting(settings) or facts.why_no_drafts or plan.no_drafts
+
+
 def row_limit(settings: Settings, plan: Plan) -> int:
-    """Rows of the largest plan: a chunk of prompts beside one row of each running request."""
-    return settings.chunk + plan.running
+    """Rows of the largest plan: a chunk of prompts beside one row of each running request and one of each draft."""
+    return settings.chunk + plan.running * (1 + plan.drafts)
 
 
 def logit_row_limit(plan: Plan) -> int:
-    """Rows of one plan whose logits are asked for: one of each lane, and those of `echo` with logprobs."""
-    return plan.running + PROMPT_LOGPROB_ROWS
+    """Rows of one plan whose logits are asked for: those of each lane, and those of `echo` with logprobs."""
+    return plan.running * (1 + plan.drafts) + PROMPT_LOGPROB_ROWS
 
 
 def ranks_of_plan(settings: Settings, plan: Plan, box: Box, cores: Sequence[int]) -> RankPlan:
@@ -101,7 +117,7 @@ def ranks_of_plan(settings: Settings, plan: Plan, box: Box, cores: Sequence[int]
         threads=settings.threads,
         usable=box.cpu.usable if box.cpu is not None else len(cores),
         cores=cores,
-        acts=largest([act_sizes(plan.shape, ranks, name, rows, plan.running) for name in serving]),
+        acts=largest([act_sizes(plan.shape, ranks, name, rows, plan.running, plan.drafts) for name in serving]),
         memory_domain=UNIFIED if settings.memory == UNIFIED and ranks > 1 else DISCRETE,
         flip=flip.fits,
         transit_bytes=flip.transit_file_bytes,
@@ -110,7 +126,7 @@ def ranks_of_plan(settings: Settings, plan: Plan, box: Box, cores: Sequence[int]
 
 def engine_limits(settings: Settings, plan: Plan, ranks: RankPlan) -> EngineLimits:
     """The bounds of the engine; where the layout may change, those of the layout at rest."""
-    at_rest = layout_limits(ranks, ranks.layout)
+    at_rest = layout_limits(ranks, ranks.layout, plan.drafts)
     return EngineLimits(
         context=plan.context,
         kv_tokens=plan.kv_tokens,
@@ -126,25 +142,29 @@ def engine_limits(settings: Settings, plan: Plan, ranks: RankPlan) -> EngineLimi
         checkpoints=plan.checkpoints,
         windows=tuple(plan.window_slots.items()),
         layout=ranks.layout,
+        drafts=at_rest.drafts,
+        drafts_adapt=settings.draft == "auto",
         flip=flip_limits(settings, plan, ranks) if ranks.flip else None,
         no_flip=no_flip(settings, plan),
     )
 
 
-def layout_limits(ranks: RankPlan, layout: str) -> LayoutLimits:
+def layout_limits(ranks: RankPlan, layout: str, drafts: int = 0) -> LayoutLimits:
+    """`drafts`: the most of a round, where anything is drafted."""
     return LayoutLimits(
         name=layout,
         decode_groups=decode_groups(ranks.ranks, layout),
         plans_in_flight=plans_in_flight(ranks.ranks, layout),
         token_vector=ranks.token_vector if layout == TENSOR else (),
+        drafts=drafts if ranks.ranks == 1 or layout == TENSOR else 0,
     )
 
 
 def flip_limits(settings: Settings, plan: Plan, ranks: RankPlan) -> FlipLimits:
     """What the engine must know to change the layout of such ranks."""
-    flip, layers = plan.flip, plan.shape.layers
+    flip, layers = plan.flip, plan.held_layers
     limits = FlipLimits(
-        layouts={name: layout_limits(ranks, name) for name in ranks.layouts},
+        layouts={name: layout_limits(ranks, name, plan.drafts) for name in ranks.layouts},
         resting=ranks.layout,
         page_bytes=flip.page_bytes,
         state_bytes=flip.state_bytes,
@@ -184,7 +204,9 @@ def state_slots(plan: Plan) -> int:
 
 
 def is_recurrent(plan: Plan) -> bool:
-    return any(layer.state_elements or layer.conv_elements for layer in plan.shape.layers)
+    """Whether anything of a request is kept that its tokens' rows are not: a recurrent state, or the hidden state from
+    which the next draft goes on."""
+    return any(layer.state_elements or layer.conv_elements for layer in plan.held_layers)
 
 
 def killed_for_memory(
@@ -221,7 +243,7 @@ def _kv_bytes(plan: Plan, tokens: int) -> float:
     bits = KV_BITS[plan.wish.kv_type]
     return sum(
         kv.elements * bits / 8 * (min(tokens, slots[kv.window]) if kv.window else tokens)
-        for layer in plan.shape.layers
+        for layer in plan.held_layers
         if (kv := layer.kv) is not None
     )
 
@@ -238,6 +260,8 @@ def _too_large(settings: Settings, refusal: Refusal) -> BudgetError:
         told["kv_type"] = refusal.nearest["kv_type"]
     if refusal.nearest.get("floor_mib", settings.floor_mib) != settings.floor_mib:
         told["floor_mib"] = refusal.nearest["floor_mib"]
+    if refusal.nearest.get("draft") == "off" != settings.draft:
+        told["draft"] = "off"
     if settings.ranks > 1 and refusal.nearest["devices"] == "cpu":
         told["devices"] = "cpu"
     given = [name for name in _OF_RANKS if getattr(settings, name) not in ("auto", ())]

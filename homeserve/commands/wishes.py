@@ -31,7 +31,6 @@ ALL_LAYERS = 1 << 16
 
 _KV_TYPE = Option("text", "", "", choices=tuple(KV_BITS))
 _MEMORY = Option("text", "", "", choices=("auto", "discrete", "unified"))
-_DRAFT = Option("text", "", "", choices=("auto", "off"))
 _SWITCH = Option("switch", "", "")
 _LAYERS = Option("int", "", "", low=0, high=ALL_LAYERS)
 _ASSUMED = Option("int", "", "", low=1, high=1 << 26)
@@ -52,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size.add_argument(
         "--vision", nargs="?", const="on", metavar="on|off", help="count the vision tower too (default: off)"
     )
-    size.add_argument("--draft", metavar="auto|off", help="count the drafting block where the model has one")
+    size.add_argument(
+        "--draft", metavar="auto|off|N", help="count the drafting block where the model has one, for N drafts (auto: 3)"
+    )
     place = parser.add_argument_group("Devices")
     place.add_argument(
         "--devices",
@@ -93,6 +94,7 @@ def wish_of(args: argparse.Namespace, settings: Settings, box: Box) -> Wish:
     kv_type = (
         settings.kv_type if args.kv_type is None else _KV_TYPE.convert(args.kv_type.lower(), "--kv-type", "kv_type")
     )
+    draft = _like_up(args, settings, "draft")
     return Wish(
         context=settings.context,
         kv_tokens=settings.kv_tokens,
@@ -108,7 +110,8 @@ def wish_of(args: argparse.Namespace, settings: Settings, box: Box) -> Wish:
         token_vector=_like_up(args, settings, "token_vector"),
         pipeline_ratio=_like_up(args, settings, "pipeline_ratio"),
         cpu_moe=layers_of(args.cpu_moe),
-        draft=_DRAFT.convert(args.draft or "auto", "--draft", "draft") == "auto",
+        draft=draft != "off",
+        drafts=int(draft) if draft.isdigit() else 0,
         vision=args.vision is not None and _SWITCH.convert(args.vision, "--vision", "vision"),
         floor_bytes=settings.floor_mib * MIB if "floor_mib" in said else None,
         threads=threads_of_rank(settings.threads, ranks, box),

@@ -19,7 +19,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from budget.ledger import PIPELINE, TENSOR
 from budget.ranks import ActSizes, decode_groups, plans_in_flight
@@ -132,11 +132,6 @@ def rank_plan(
         flip=len(serving) > 1,
         transit_bytes=transit_bytes if len(serving) > 1 and memory_domain != UNIFIED else 0,
     )
-
-
-def largest(sizes: Sequence[ActSizes]) -> ActSizes:
-    """Memory for what ranks exchange that serves each of several layouts."""
-    return ActSizes(*(max(getattr(each, name.name) for each in sizes) for name in fields(ActSizes)))
 
 
 def _check_length(entries: Sequence[object], ranks: int, field: str) -> None:

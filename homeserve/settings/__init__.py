@@ -13,6 +13,7 @@ later version gets an answer) but takes only the value that changes nothing; any
 
 from __future__ import annotations
 
+from homeserve.settings.option import DRAFTS_MOST as DRAFTS_MOST
 from homeserve.settings.option import VECTOR_MAX as VECTOR_MAX
 from homeserve.settings.option import Option as Option
 from homeserve.settings.option import near as near
@@ -34,4 +35,5 @@ from homeserve.settings.table import variable as variable
 from homeserve.settings.together import check_together as check_together
 from homeserve.settings.together import flip_mode as flip_mode
 from homeserve.settings.together import flip_said as flip_said
+from homeserve.settings.together import why_no_drafting as why_no_drafting
 from homeserve.settings.together import why_no_flip as why_no_flip

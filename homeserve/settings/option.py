@@ -13,6 +13,8 @@ from homeserve.errors import SettingError
 VECTOR_MAX = 64
 NUMBER_MAX = 1 << 20
 """Numbers of a vector, and the largest of them."""
+DRAFTS_MOST = 8
+"""Drafts of a round."""
 LONG_DIGITS = 12
 """A number with more is too large for every setting."""
 
@@ -26,7 +28,8 @@ class Option:
     """How one field of `Settings` is said and checked.
 
     `kind`: text | path | folder (a path, or off) | int | float | switch (on|off) | flag (present or not; on|off outside
-    argv) | vector (whole numbers with commas between, one for each rank; () is auto) | devices.
+    argv) | vector (whole numbers with commas between, one for each rank; () is auto) | devices | drafts (auto, off, or
+    how many, as text).
     `later` maps values that a later version will know to the feature they need; `inert` lists the only values that an
     option without its feature takes (then the whole option is a promise for later).
     """
@@ -52,6 +55,8 @@ class Option:
             return _vector(value, said, name)
         if self.kind == "devices":
             return _devices(value, said, name)
+        if self.kind == "drafts":
+            return _drafts(value, said, name)
         if self.kind in ("text", "path"):
             return self._text(value, said, name)
         if self.kind == "folder":
@@ -162,6 +167,20 @@ def _devices(value: object, said: str, name: str) -> str:
     if int(count) == 0:
         raise SettingError(f"{said}: {text[:40]}: the number is how many ranks there are", field=name, fix=fix)
     return f"cpu:{int(count)}" if int(count) > 1 else "cpu"
+
+
+def _drafts(value: object, said: str, name: str) -> str:
+    """`auto`, `off`, or how many: 1 to DRAFTS_MOST."""
+    text, fix = str(value).strip().lower(), f"use auto, off, or 1 to {DRAFTS_MOST}"
+    if text in ("auto", *_NOTHING):
+        return "auto" if text == "auto" else "off"
+    digits = text.removeprefix("-")
+    if isinstance(value, bool) or not (digits.isascii() and digits.isdigit()):
+        raise SettingError(f"{said}: {text[:40]!r} is not auto, off or a number of drafts", field=name, fix=fix)
+    if is_long_number(text) or not 1 <= int(text) <= DRAFTS_MOST:
+        what = f"{said}: {_short(text)} is outside 1 to {DRAFTS_MOST}, the drafts for which a round has room"
+        raise SettingError(what, field=name, fix=fix)
+    return str(int(text))
 
 
 def is_long_number(word: str) -> bool:

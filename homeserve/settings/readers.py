@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homeserve.errors import SettingError
-from homeserve.settings.option import Option, near
+from homeserve.settings.option import DRAFTS_MOST, Option, near
 from homeserve.settings.places import TOML_NAME, toml_paths
 from homeserve.settings.table import ENV_PREFIX, OUTPUT, Settings, flag, options, variable
 from homeserve.settings.together import check_together
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 TOML_LIMIT_BYTES = 1 << 20
 TESTING = "HOMESERVE_TESTING"
 FAULT = "HOMESERVE_FAULT"
+DRAFTS = "HOMESERVE_DRAFTS"
 
 _OURS = ENV_PREFIX + "TEST"
 """Variables of the test scripts, which are no settings."""
@@ -83,7 +84,8 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str], cwd: str | Pa
 
     return Settings(
         **values,
-        fault=_fault(environ),
+        fault=_for_tests(environ, FAULT, "fault"),
+        drafts_test=_drafts_test(environ),
         print_config=bool(getattr(flags, "print_config", False)),
         sources=sources,
         warnings=tuple(_unknown_variables(environ)),
@@ -169,17 +171,28 @@ def _read_toml(path: Path) -> dict[str, object]:
     return values
 
 
-def _fault(environ: Mapping[str, str]) -> str:
-    fault = environ.get(FAULT, "").strip()
-    if fault and environ.get(TESTING) != "1":
+def _for_tests(environ: Mapping[str, str], name: str, field: str) -> str:
+    text = environ.get(name, "").strip()
+    if text and environ.get(TESTING) != "1":
         raise SettingError(
-            f"{FAULT} is for tests and needs {TESTING}=1", field="fault", fix=f"unset {FAULT}, or set {TESTING}=1"
+            f"{name} is for tests and needs {TESTING}=1", field=field, fix=f"unset {name}, or set {TESTING}=1"
         )
-    return fault
+    return text
+
+
+def _drafts_test(environ: Mapping[str, str]) -> str:
+    """`wrong` or `accept:N`."""
+    text = _for_tests(environ, DRAFTS, "drafts_test")
+    count = text.removeprefix("accept:")
+    forced = count != text and len(count) == 1 and count in "0123456789"[: DRAFTS_MOST + 1]
+    if text and text != "wrong" and not forced:
+        what = f"{DRAFTS}: {text[:40]!r} is not known"
+        raise SettingError(what, field="drafts_test", fix=f"use wrong, or accept:N with N from 0 to {DRAFTS_MOST}")
+    return text
 
 
 def _unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    known = [variable(name) for name in options()] + [TESTING, FAULT]
+    known = [variable(name) for name in options()] + [TESTING, FAULT, DRAFTS]
     unknown = sorted(
         name for name in environ if name.startswith(ENV_PREFIX) and not name.startswith(_OURS) and name not in known
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from budget.ranks import CPU_RANKS_MOST
-from homeserve.settings.option import Option
+from homeserve.settings.option import DRAFTS_MOST, Option
 
 ENV_PREFIX = "HOMESERVE_"
 
@@ -167,6 +167,14 @@ class Settings:
         high=1024,
     )
     prefix_cache: bool = _option(True, "switch", "keep prompts' KV rows for later requests: on or off", _LOAD)
+    draft: str = _option(
+        "auto",
+        "drafts",
+        "tokens that the model's drafting block proposes at once, all checked in one step: auto (as many as pay, 3 at"
+        f" most; none without such a block), off, or always 1 to {DRAFTS_MOST}",
+        _LOAD,
+        metavar="auto|off|N",
+    )
     plan_timeout_s: float = _option(
         120.0,
         "float",
@@ -199,11 +207,12 @@ class Settings:
         env="HOMESERVE_CACHE",
     )
 
-    draft: str = _option("auto", "text", "speculative drafts", _LATER, inert=("auto", "off"))
     cpu_moe: str = _option("off", "text", "experts on the CPU", _LATER, inert=("off", "none"))
 
     fault: str = ""
     """HOMESERVE_FAULT: a fault for tests, only under HOMESERVE_TESTING=1."""
+    drafts_test: str = ""
+    """HOMESERVE_DRAFTS, likewise: `wrong` or `accept:N` (`LoadSpec.drafts_test`)."""
     print_config: bool = False
     sources: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()

@@ -1,9 +1,10 @@
-"""Settings of ranks, layouts and the flip that must agree with one another."""
+"""Settings of ranks, layouts, the flip and drafting that must agree with one another."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from budget.wish import NO_DRAFTS_IN_A_PIPELINE
 from homeserve.errors import SettingError
 from homeserve.settings.table import Settings, flag, shown
 
@@ -48,6 +49,16 @@ def why_no_flip(settings: Settings) -> str:
     if settings.deterministic:
         return "--deterministic"
     return f"the layout is chosen by {_said(settings, 'layout' if settings.layout != 'auto' else _given(settings)[0])}"
+
+
+def why_no_drafting(settings: Settings) -> str:
+    """Why nothing is drafted whatever the model has; "" where the settings leave room for it."""
+    if settings.draft == "off":
+        return f"{_said(settings, 'draft')} off"
+    pipeline = settings.layout == "pipeline" or settings.deterministic or settings.pipeline_ratio
+    if settings.ranks > 1 and pipeline and flip_mode(settings) == "off":
+        return NO_DRAFTS_IN_A_PIPELINE
+    return ""
 
 
 def _given(settings: Settings) -> list[str]:
@@ -124,9 +135,21 @@ def _check_memory(settings: Settings, given: Sequence[str]) -> None:
         raise SettingError(what, field="memory", fix="use --memory discrete, or another backend")
 
 
+def _check_drafting(settings: Settings, given: Sequence[str]) -> None:
+    why = why_no_drafting(settings)
+    if why and settings.draft not in ("auto", "off"):
+        what = f"{_said(settings, 'draft')} {settings.draft}: {why}"
+        other = "leave --deterministic" if settings.deterministic else "say --flip manual or --layout tensor, or leave"
+        raise SettingError(what, field="draft", fix=f"{other}{' or' * settings.deterministic} --draft out")
+    if settings.drafts_test and settings.draft == "off":
+        what = f"HOMESERVE_DRAFTS {settings.drafts_test}: nothing is drafted with {why}"
+        raise SettingError(what, field="drafts_test", fix="unset it, or leave --draft out")
+
+
 _CHECKS: tuple[Callable[[Settings, Sequence[str]], None], ...] = (
     _check_vectors,
     _check_layout,
     _check_flip,
     _check_memory,
+    _check_drafting,
 )

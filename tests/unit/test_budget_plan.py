@@ -258,7 +258,8 @@ def test_f9_the_capacity_proportional_vector_is_used() -> None:
     wish = Wish(weight_vector=(30, 17, 17), running=4)
     made = fitting(RIG, shape("dense27b"), wish)
     held = fitting(RIG, shape("dense27b"), replace(wish, token_vector=(30, 17, 17)))
-    assert made.token_vector != (30, 17, 17) and made.kv_tokens >= held.kv_tokens
+    round_of_pages = 16 * sum(made.token_vector)  # a pool is whole rounds of its own vector
+    assert made.token_vector != (30, 17, 17) and made.kv_tokens > held.kv_tokens - round_of_pages
 
 
 def test_q14_exclusive_backing_gives_at_least_a_third_more_than_two_resident_pools() -> None:

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from budget.facts import MIB, Box, CpuFacts, MemoryFacts
-from budget.ranks import ActSizes
+from budget.ranks import ActSizes, largest
 from budget.shape import load_shape
 from homeserve.errors import BudgetError, SettingError
-from homeserve.layouts.ranks import RankPlan, largest, pinned_cores, rank_plan
+from homeserve.layouts.ranks import RankPlan, pinned_cores, rank_plan
 from homeserve.settings import Settings, load
 from homeserve.sizing import engine_limits, plan_of, ranks_of_plan, row_limit, wish_of
 
@@ -34,6 +34,7 @@ class Facts:
     """What sizing reads of a model."""
 
     shape = load_shape("qwen3-4b")
+    why_no_drafts = ""
 
 
 def box(cores: int, mib: int = 65536) -> Box:

@@ -20,7 +20,7 @@ LOCAL = {
     "prefix_cache": False, "plan_timeout_s": 9.0, "log_format": "json", "log_level": "debug", "capture_dir": "cap",
     "cache_dir": "cache", "devices": "cpu:3", "layout": "tensor", "pipeline_ratio": (2, 1, 1),
     "weight_vector": (30, 17, 17), "token_vector": (28, 26, 20), "memory": "discrete",
-    "flip": "manual", "flip_dwell_s": 3.5, "park_deadline_s": 4.5, "image_spill": "images",
+    "draft": "2", "flip": "manual", "flip_dwell_s": 3.5, "park_deadline_s": 4.5, "image_spill": "images",
 }  # fmt: skip
 """A value other than the default for every option that has a meaning in this version."""
 
@@ -211,7 +211,10 @@ def test_a_flag_that_cannot_be_used_names_itself(argv: list[str], field: str, wo
         ("pipeline-ratio = 2", "pipeline_ratio", "several ranks, and there is one"),
         ("flip_dwell_s = 3", "flip_dwell_s", "is of the flip between layouts"),
         ("flip = false", "flip", "expected text"),
-        ("draft = 3", "draft", "this version does not have"),
+        ("draft = 9", "draft", "9 is outside 1 to 8"),
+        ("draft = true", "draft", "'true' is not auto, off or a number of drafts"),
+        ("cpu-moe = 3", "cpu_moe", "this version does not have"),
+        ("drafts_test = 'wrong'", "drafts_test", "no such setting"),
         ("port = ", "homeserve.toml", "is not TOML"),
         ("fault = 'rank=0'", "fault", "no such setting"),
         ("sources = 'x'", "sources", "no such setting"),
