@@ -23,8 +23,6 @@ from backends.base import (
     Backend,
     Binding,
     Collective,
-    DraftStep,
-    JoinHidden,
     KvPool,
     Layouts,
     Limits,
@@ -215,16 +213,17 @@ class _Load:
 
         declared = family(checkpoint.arch)
         config, tensors = declared.config_from(checkpoint.metadata), checkpoint.tensors
-        together = self._boot.weights_fd >= 0 or len(self._names) > 1
+        together, drafts = self._boot.weights_fd >= 0 or len(self._names) > 1, self._spec.drafts > 0
         bounds = {}
         for name in self._names:
             ranks = range(self._boot.ranks) if together else [self._boot.rank]
-            bounds[name] = tuple(bind(declared, config, tensors, self._share(name, rank)) for rank in ranks)
-        whole = bind(declared, config, tensors) if self._boot.weights_fd >= 0 else None
+            shares = [self._share(name, rank) for rank in ranks]
+            bounds[name] = tuple(bind(declared, config, tensors, share, drafts=drafts) for share in shares)
+        whole = bind(declared, config, tensors, drafts=drafts) if self._boot.weights_fd >= 0 else None
         forms: Mapping[int, StateForm] = {}
         if len(self._names) > 1:
             settled = settle(config, tensors.keys())
-            forms = divided(declared, settled, tensors, self._spec.weight_vector).states
+            forms = divided(declared, settled, tensors, self._spec.weight_vector, drafts=drafts).states
         return _Read(bounds, whole, forms, config.vocab)
 
     def _share(self, name: str, rank: int) -> Share | None:
@@ -257,8 +256,8 @@ class _Load:
             places,
             bound.embedding_ranks,
             bound.samples,
-            any(isinstance(op, JoinHidden) for op in bound.ops),
-            self._spec.drafts if any(isinstance(op, DraftStep) for op in bound.ops) else 0,
+            bound.drafting_block,
+            self._spec.drafts if bound.drafts else 0,
         )
         kv = bound.kv_pool(slots[0], _kv_type(self._spec.kv_type), slots[1:])
         return Part(side, bound, kv, self._states(bound), bounds)
