@@ -18,12 +18,10 @@ import threading
 from collections.abc import Sequence
 
 from backends.cpu.memory import HUGE_PAGE, Mapping, refused
+from backends.pages import POPULATE_WRITE
 
 STEP_BYTES = 8 * HUGE_PAGE
 """What is had in one call: a pool that is to be given back waits for one."""
-
-_POPULATE_WRITE = 23
-"""MADV_POPULATE_WRITE, which Python has no name for."""
 
 
 class Backing(threading.Thread):
@@ -59,7 +57,7 @@ def can_populate() -> bool:
 def populate(address: int, nbytes: int) -> int:
     """Have the system hold the pages of [address, address + nbytes), from a page's first byte on. 0, or its error."""
     library = ctypes.CDLL(None, use_errno=True)
-    while library.madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), _POPULATE_WRITE):
+    while library.madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), POPULATE_WRITE):
         error = ctypes.get_errno()
         if error not in (errno.EAGAIN, errno.EINTR):
             return error

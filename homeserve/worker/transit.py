@@ -13,8 +13,7 @@ import mmap
 import os
 import sys
 
-_POPULATE_WRITE = 23
-"""MADV_POPULATE_WRITE, which Python has no name for."""
+from backends.pages import POPULATE_WRITE
 
 
 class Transit:
@@ -38,7 +37,7 @@ class Transit:
             return
         first = offset // mmap.PAGESIZE * mmap.PAGESIZE
         try:
-            self._mapped.madvise(_POPULATE_WRITE, first, offset + nbytes - first)
+            self._mapped.madvise(POPULATE_WRITE, first, offset + nbytes - first)
         except OSError as error:
             if error.errno != errno.EINVAL:  # a kernel before 5.14: each page is mapped when it is touched
                 raise
