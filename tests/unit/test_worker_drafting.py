@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draft_rig import DRAFTS, GREEDY, LANES, VOCAB, Desk, Toy, mixed, plainly
+from draft_rig import DRAFTS, GREEDY, LANES, VOCAB, Desk, Ranks, Toy, mixed, plainly
+from ranks import on_paper, shape_of
 
 from backends.base import Limits
 from homeserve.wire.records import LaneRows, NewLane, Plan, PlanKind, Sample, Sampling, pack_ints
@@ -17,7 +18,7 @@ from homeserve.worker.faults import FaultRefused
 from homeserve.worker.sampling import NotANumber
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
-COUNT = 24
+COUNT = 18
 SAMPLINGS = {
     "greedy": GREEDY,
     "seeded": Sampling(temperature=0.9, seed=7),
@@ -260,6 +261,62 @@ def test_steps_of_drafting_are_timed_and_the_blocks_own_rows_are_counted(monkeyp
     assert [(pool.pool, pool.capacity, pool.lanes) for pool in census] == [
         (name, 320, ((1, 11, 4),)) for name in ("kv", "draft")
     ]
+
+
+# ------------------------------------------------------------------------------------------------------ several ranks
+
+
+def ranks_of(seed: int = 0, **toy: Any) -> Ranks:
+    group = on_paper(3, seed=seed)
+    return Ranks(group, [Toy(collective=acts, **toy) for acts in group.acts])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_ranks_compute_the_same_rows_and_know_what_was_drawn(seed: int) -> None:
+    """Plans without drafts owe their tokens, and some of them are under way when the first step begins."""
+    ranks = ranks_of(seed, wrong=lambda position: position % 4 == 1)
+    samplings = [GREEDY, SAMPLINGS["penalties"], SAMPLINGS["logprobs"]]
+    requests = [ranks.begin(lane, PROMPT[lane:], sampling) for lane, sampling in enumerate(samplings)]
+    ranks.run(*(ranks.last.rows(request, len(request.tokens)) for request in requests))
+    chance = random.Random(seed)
+    for _ in range(5):
+        drafting, *others = chance.sample(requests, 3)
+        plain = ranks.last.rows(others[0], told=False)
+        row = ranks.last.rows(drafting, 1, chance.randint(1, DRAFTS))
+        beside = [ranks.last.rows(others[1], told=False)] if chance.random() < 0.5 else []
+        ranks.run_all([[plain], [row, *beside]])
+    for lane, request in enumerate(requests):
+        right = plainly(PROMPT[lane:], len(request.samples), samplings[lane], lane)
+        assert request.samples == right
+        known = {(desk.lanes[lane].length, desk.lanes[lane].last_token) for desk in ranks.desks}
+        assert known == {(len(request.tokens) - 1, request.tokens[-1])}
+        assert len({desk.program.states[lane] for desk in ranks.desks}) == 1
+    assert sum(counted - 1 for _, counted in ranks.last.rounds) > 0
+
+
+def test_nothing_is_owed_behind_a_plan_with_drafts_and_no_channel_holds_two_of_its_messages() -> None:
+    ranks = ranks_of()
+    request = ranks.begin(1, PROMPT, SAMPLINGS["seeded"])
+    ranks.run(ranks.last.rows(request, len(PROMPT)))
+    ranks.run(ranks.last.rows(request, 1, 4))
+    for desk in ranks.desks[:-1]:
+        receiver = desk.runner._receiver
+        assert receiver is not None and not receiver._owed
+    for target in (0, 1):
+        assert ranks.last.runner._sender is not None
+        assert ranks.group.acts[-1].credit(target) == 4, "each was taken in its plan"
+    ranks.run(ranks.last.rows(request, told=False))
+    assert request.samples == plainly(PROMPT, len(request.samples), request.sampling)
+
+
+def test_one_place_in_a_channel_is_enough_for_any_number_of_drafts() -> None:
+    group = on_paper(3, shape_of(3, depth=1))
+    ranks = Ranks(group, [Toy(collective=acts) for acts in group.acts])
+    request = ranks.begin(1, PROMPT)
+    ranks.run(ranks.last.rows(request, len(PROMPT)))
+    for _ in range(4):
+        ranks.run(ranks.last.rows(request, 1, 4))
+    assert request.samples == plainly(PROMPT, 21)
 
 
 # ----------------------------------------------------------------------------------------------------------- refusals

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from ranks import Group
 
 from backends.base import PAGE_LEN, Batch, Collective, DeviceFacts, Limits, Stamp
 from homeserve.wire.faults import parse, parse_drafts
@@ -21,6 +22,7 @@ from homeserve.wire.records import Boot, LaneRows, NewLane, Plan, PlanKind, Samp
 from homeserve.worker.faults import FaultPoint
 from homeserve.worker.lanes import Lanes
 from homeserve.worker.load import Loaded
+from homeserve.worker.places import PagePlaces
 from homeserve.worker.runner import Answer, Runner
 from homeserve.worker.side import InPlace, Side
 
@@ -170,13 +172,13 @@ class Desk:
         collective: Any = None,
         limits: Limits = LIMITS,
         vocab: int = VOCAB,
+        places: PagePlaces | None = None,
     ) -> None:
         rank, ranks = (0, 1) if collective is None else (collective.rank, collective.ranks)
         self.program, self.faults = program, FaultPoint(parse(fault))
-        side = Side("tensor", rank, ranks, None, None, tuple(range(ranks)), rank == ranks - 1, True, drafts)
-        self.lanes = Lanes(
-            limits, vocab, (PAGES,), state_slots=limits.lanes + 2, draws=side.draws, embeds=True, drafts=side.drafts
-        )
+        side = Side("tensor", rank, ranks, None, places, tuple(range(ranks)), rank == ranks - 1, True, drafts)
+        slots = limits.lanes + 2
+        self.lanes = Lanes(limits, vocab, (PAGES,), (0,), slots, places, draws=side.draws, embeds=True, drafts=drafts)
         self.runner = Runner(Boot(rank, ranks, 3, 4096, 4, 4096, "fake", 0, 1, ()), lambda *_: None, self.faults)
         facts: Any = DeviceFacts("fake", "", "", 1, True)
         loaded = Loaded(
@@ -241,6 +243,35 @@ class Desk:
             asked = drafts[self.seq % len(drafts)] if request.samples else 0
             self.run(self.rows(request, known, min(asked, count - len(request.samples) - 1)))
         return request.samples
+
+
+class Ranks:
+    """The desks of a fleet in the tensor layout, which all are given the same plans; the last one has the answers."""
+
+    def __init__(self, group: Group, programs: Sequence[Any], **more: Any) -> None:
+        self.group = group
+        places = more.pop("places", [None] * len(programs))
+        self.desks = [
+            Desk(program, collective=acts, places=own, **more)
+            for program, acts, own in zip(programs, group.acts, places, strict=True)
+        ]
+        self.last = self.desks[-1]
+
+    def begin(self, lane: int, prompt: Sequence[int], sampling: Sampling = GREEDY) -> Request:
+        for desk in self.desks[:-1]:
+            desk.begin(lane, prompt, sampling)
+        return self.last.begin(lane, prompt, sampling)
+
+    def run(self, *rows: LaneRows) -> None:
+        self.run_all([rows])
+
+    def run_all(self, plans: Sequence[Sequence[LaneRows]]) -> None:
+        """Several plans, each rank as far ahead as it can; only the last of them may have been made from answers."""
+        made = [self.last.plan(*rows) for rows in plans]
+        answers = self.group.together(lambda rank: [self.desks[rank].runner.run(plan).samples for plan in made])
+        for plan, samples in zip(made, answers[-1], strict=True):
+            self.last.take(plan, samples)
+        assert all(not samples for rank in answers[:-1] for samples in rank)
 
 
 def plainly(prompt: Sequence[int], count: int, sampling: Sampling = GREEDY, lane: int = 1) -> list[Sample]:
