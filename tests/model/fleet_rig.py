@@ -4,7 +4,8 @@ Every rank binds its own share on a backend of its own and exchanges over a pape
 miss each other ends at once; or over shared memory, as between processes. KV pages lie where the owner rule of the
 token vector says; rows of others go into the padding page. `unified`: ranks hold weights, KV rows and states together,
 each once, and a page's place is the page. A fleet may be made `over` another one in another layout: the same devices,
-exchanges, weights and pools, as when a layout changes and nothing moves.
+exchanges, weights and pools, as when a layout changes and nothing moves. A fleet that `drafts` has the model's drafting
+block, holds states and accepts rows.
 """
 
 from __future__ import annotations
@@ -45,8 +46,12 @@ from homeserve.models.family import Family
 from homeserve.models.stages import Attention
 
 LANES, LANE_PAGES, ROWS = 4, 8, 64
+HELD_ROWS = 5
+"""Of a lane, at most."""
 Piece = tuple[int, int, Sequence[int]]
 """Lane, first position, tokens."""
+Drafted = tuple[int, int, int, int]
+"""Lane, position, token, and the row of the step before that it goes on from (-1: none)."""
 
 
 def kv_sources(family: Family, config: ModelConfig) -> dict[int, int]:
@@ -99,6 +104,7 @@ class Fleet:
     unified: bool = False
     later: tuple[str, Sequence[int]] | None = None
     over: Fleet | None = None
+    drafts: bool = False
     bounds: list[Bound] = field(default_factory=list)
     seq: int = 0
 
@@ -112,7 +118,7 @@ class Fleet:
         groups = 1 + len(self.bounds[0].windows)
         pages = LANES * LANE_PAGES
         self.rows = group_rows([pages * PAGE_LEN] * groups, self.rule)
-        self.whole = bind(self.family, self.config, self.tensors)
+        self.whole = bind(self.family, self.config, self.tensors, drafts=self.drafts)
         self.viewers = before.viewers if before else self.bounds + self._bounds(*(self.later or (self.layout, ())))
         names = ("weights", "kv", "state") if self.unified else ()
         self.memory = before.memory if before else [os.memfd_create(name) for name in names]
@@ -126,7 +132,7 @@ class Fleet:
         if not ratio:
             return []
         shares = shares_of(layout, ratio, self.family, self.config, self.tensors)
-        return [bind(self.family, self.config, self.tensors, share) for share in shares]
+        return [bind(self.family, self.config, self.tensors, share, drafts=self.drafts) for share in shares]
 
     def _pools(self, rank: int) -> Pools:
         own = [rows + PAGE_LEN for rows in self._rows(rank)]
@@ -141,7 +147,7 @@ class Fleet:
             tuple(self.change(rank, bound.ops)),
             bound.weights,
             bound.kv_pool(own[0], QuantType.F32, own[1:]),
-            Limits(rows=ROWS, logit_rows=ROWS, lanes=LANES, lane_pages=LANE_PAGES),
+            limits(self.drafts),
             lambda *_: None,
             _states(bound),
             self.acts.acts[rank] if len(self.bounds) > 1 else None,
@@ -175,17 +181,38 @@ class Fleet:
     def _place(self, rank: int) -> int:
         return rank if self.rule.ranks > 1 else 0
 
-    def run(self, pieces: Sequence[Piece], wanted: Sequence[int] | None = None) -> np.ndarray:
-        """Logits of rows `wanted` (all by default) of one batch, as the last rank has them."""
+    def run(self, pieces: Sequence[Piece], wanted: Sequence[int] | None = None, hold: Sequence[int] = ()) -> np.ndarray:
+        """Logits of rows `wanted` (all by default) of one batch, as the last rank has them. The states of the lanes
+        `hold` are held."""
         lanes = np.concatenate([np.full(len(tokens), lane, np.int32) for lane, _, tokens in pieces])
         positions = np.concatenate([np.arange(at, at + len(tokens), dtype=np.int32) for _, at, tokens in pieces])
         tokens = np.fromiter(itertools.chain.from_iterable(piece[2] for piece in pieces), np.int32)
-        rows = np.arange(len(tokens)) if wanted is None else np.asarray(wanted)
-        self.seq += 1
-        empty = np.zeros((0, 0), np.int32)
-        whole = Batch(tokens, positions, empty, lanes, empty, rows.astype(np.int32), self.states, 1, self.seq)
+        whole = self._batch(tokens, positions, lanes, np.arange(len(tokens)) if wanted is None else wanted)
+        if hold:
+            whole.hold = np.array([lane * HELD_ROWS if lane in hold else -1 for lane in range(LANES)], np.int32)
         batches = [self._local(whole, rank) for rank in range(len(self.bounds))]
         return self.acts.run(self.programs, batches)[-1]
+
+    def draft(self, rows: Sequence[Drafted]) -> np.ndarray:
+        """Logits of one step of drafting, as the last rank has them."""
+        lanes, positions, tokens, chain = (np.array(column, np.int32) for column in zip(*rows, strict=True))
+        whole = replace(self._batch(tokens, positions, lanes, np.arange(len(rows))), chain=chain)
+        batches = [self._local(whole, rank) for rank in range(len(self.bounds))]
+        gave = self.acts.together(lambda rank: self.programs[rank].draft(batches[rank]).copy())
+        return np.asarray(gave[-1])
+
+    def accept(self, kept: Sequence[tuple[int, int]]) -> None:
+        for program in self.programs:
+            program.accept(kept)
+
+    def _batch(
+        self, tokens: np.ndarray, positions: np.ndarray, lanes: np.ndarray, wanted: Sequence[int] | np.ndarray
+    ) -> Batch:
+        """Of all ranks, without slots and tables."""
+        self.seq += 1
+        empty = np.zeros((0, 0), np.int32)
+        rows = np.asarray(wanted).astype(np.int32)
+        return Batch(tokens, positions, empty, lanes, empty, rows, self.states, 1, self.seq)
 
     def _local(self, batch: Batch, rank: int) -> Batch:
         """The batch as `rank` sees it: its own pages, and the padding page for rows of others."""
@@ -211,6 +238,11 @@ class Fleet:
         """Ranks that keep rows of a request of so many tokens, in the group that keeps all."""
         pages = self.tables[0][lane][: -(-tokens // PAGE_LEN)]
         return {self.rule.place(int(page) * PAGE_LEN)[0] for page in pages}
+
+
+def limits(drafts: bool) -> Limits:
+    held = LANES * HELD_ROWS if drafts else 0
+    return Limits(rows=ROWS, logit_rows=ROWS, lanes=LANES, lane_pages=LANE_PAGES, held_rows=held)
 
 
 def _states(bound: Bound) -> StatePool:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from fleet_rig import LANES, ROWS, Fleet, Piece, _states
+from fleet_rig import LANES, Drafted, Fleet, Piece, _states, limits
 from ranks import Group
 from wide_models import wide
 
-from backends.base import PAGE_LEN, Backend, Binding, Layouts, Limits, Program, WeightHome
+from backends.base import PAGE_LEN, Backend, Binding, Layouts, Program, WeightHome
 from backends.cpu.images import ImageSource
 from backends.quant import QuantType
 from homeserve.layouts.moves import FlipGeometry, Live, moves
@@ -52,13 +52,16 @@ class Flipping:
         home: Callable[..., WeightHome],
         first: str = PIPELINE,
         kv_type: QuantType = QuantType.F32,
+        *,
+        drafts: bool = False,
     ) -> None:
-        model = wide(form)
-        self.acts, self._kv_type = group, kv_type
+        model = wide(form, drafts=drafts)
+        self.acts, self._kv_type, self._drafts = group, kv_type, drafts
         given = (model.family, model.config, model.tensors)
         vector = tuple(ratio)[::-1]
         self.fleets = {
-            name: _Seen(*given, name, ratio, vector, backend=backend, group=group) for name in (PIPELINE, TENSOR)
+            name: _Seen(*given, name, ratio, vector, backend=backend, group=group, drafts=drafts)
+            for name in (PIPELINE, TENSOR)
         }
         for device in self.fleets[TENSOR].devices:
             device.close()
@@ -68,7 +71,8 @@ class Flipping:
         self._home = home
         self.seq = 0
         self.layouts: list[Layouts] = group.together(self._bind)
-        forms = divided(model.family, settle(model.config, model.tensors.keys()), model.tensors, tuple(ratio)).states
+        config = settle(model.config, model.tensors.keys())
+        forms = divided(model.family, config, model.tensors, tuple(ratio), drafts=drafts).states
         slots = [LANES * 8 * PAGE_LEN] * len(self.fleets[PIPELINE].tables)
         self.geometry: list[FlipGeometry] = [
             checked_geometry(
@@ -96,21 +100,32 @@ class Flipping:
 
     def _bind(self, rank: int) -> Layouts:
         whole = self.fleets[PIPELINE].whole
-        limits = Limits(rows=ROWS, logit_rows=ROWS, lanes=LANES, lane_pages=8)
         bindings = [self.binding(name, rank) for name in self.order]
         home = self._home(rank, self.ranks, whole, self.weights_fd)
-        return self.devices[rank].bind_layouts(bindings, limits, lambda *_: None, self.acts.acts[rank], home)
+        return self.devices[rank].bind_layouts(
+            bindings, limits(self._drafts), lambda *_: None, self.acts.acts[rank], home
+        )
 
     @property
     def active(self) -> str:
         (name,) = {layouts.active for layouts in self.layouts}
         return name
 
-    def run(self, pieces: Sequence[Piece]) -> np.ndarray:
+    def run(self, pieces: Sequence[Piece], hold: Sequence[int] = ()) -> np.ndarray:
+        return self._now().run(pieces, hold=hold)
+
+    def draft(self, rows: Sequence[Drafted]) -> np.ndarray:
+        return self._now().draft(rows)
+
+    def accept(self, kept: Sequence[tuple[int, int]]) -> None:
+        self._now().accept(kept)
+
+    def _now(self) -> Fleet:
+        """The fleet in the active layout."""
         fleet = self.fleets[self.active]
         fleet.programs = [layouts.program for layouts in self.layouts]
         fleet.seq = self.seq = self.seq + 1
-        return fleet.run(pieces)
+        return fleet
 
     def live(self, lanes: dict[int, int]) -> Live:
         """`lanes[lane]` tokens are live of each lane."""

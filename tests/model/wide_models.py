@@ -64,14 +64,14 @@ class Form:
 
 
 def _form(arch: str, *changes: Mapping[str, Any], tied: bool = False, fused: bool = False, **more: Any) -> Form:
-    layers, biased, quantised = (more.pop(name, default) for name, default in _OPTIONS.items())
+    layers, nextn, biased, quantised = (more.pop(name, default) for name, default in _OPTIONS.items())
     merged = dict(_WIDE)
     for each in (*changes, more):
         merged |= each
-    return Form(arch, rig.Stack(layers, tied=tied, fused=fused), merged, biased, quantised)
+    return Form(arch, rig.Stack(layers, tied=tied, fused=fused, nextn=nextn), merged, biased, quantised)
 
 
-_OPTIONS: dict[str, Any] = {"layers": 4, "biased": False, "quantised": False}
+_OPTIONS: dict[str, Any] = {"layers": 4, "nextn": 0, "biased": False, "quantised": False}
 _UNLIKE = {"attention__head_count_kv": [8, 1, 8, 2]}
 _BLOCKS: dict[str, Any] = {"embedding_length": 64, "feed_forward_length": 256, "attention__key_length": 16}
 FORMS: dict[str, Form] = {
@@ -95,6 +95,18 @@ FORMS: dict[str, Form] = {
     "qwen3next": _form("qwen3next", _DELTA, _DEALT),
 }
 
+_BLOCKS_OF_DELTA: dict[str, Any] = {"ssm__state_size": 32, "ssm__inner_size": 512}
+DRAFTING: dict[str, Form] = {
+    "qwen35": _form("qwen35", _DELTA, nextn=1),
+    "qwen35 tied": _form("qwen35", _DELTA, tied=True, nextn=1, layers=3),
+    "qwen35 blocks": _form(
+        "qwen35", _DELTA, _BLOCKS, _BLOCKS_OF_DELTA, attention__value_length=16, quantised=True, nextn=1
+    ),
+    "qwen35moe": _form("qwen35moe", _DELTA, _EXPERTS, attention__head_count_kv=2, nextn=1),
+    "qwen3next": _form("qwen3next", _DELTA, _DEALT, nextn=1),
+}
+"""With a drafting block behind the trunk."""
+
 
 @dataclass(frozen=True)
 class Wide:
@@ -105,8 +117,8 @@ class Wide:
 
 
 @functools.cache
-def wide(name: str) -> Wide:
-    form = FORMS[name]
+def wide(name: str, *, drafts: bool = False) -> Wide:
+    form = (DRAFTING if drafts else FORMS)[name]
     family = rig.family_of(form.arch)
     keys = rig.metadata(form.arch, form.stack, **form.changes)
     # A file holds floats of 32 bits.
@@ -128,7 +140,7 @@ def _biases(config: ModelConfig) -> dict[str, TensorView]:
 
 def _quantised(view: TensorView) -> TensorView:
     """A matrix in blocks of 32."""
-    if view.rows == 1 or view.name == "token_embd.weight":
+    if view.rows == 1 or view.name == "token_embd.weight" or view.cols % 32:
         return view
     values = np.frombuffer(view.data, np.float32).reshape(view.rows, -1, 32)
     scales = (np.abs(values).max(axis=2) / 127).astype(np.float16)
