@@ -34,6 +34,9 @@ FOLDERS = {
 }
 FOLDER_LIMIT_S = {"fast": 600, "full": 1500, "slow": 3 * 3600}
 """The longest that one folder may take; a hang of pytest itself ends here."""
+SPREAD = ("contract", "unit")
+"""Folders whose tests run in two processes side by side: they start no others and measure nothing. All else has the
+machine to itself."""
 MUTANT_SAMPLE = 3
 """Mutants tried by `full`; `mutants` tries them all."""
 
@@ -100,6 +103,8 @@ def run_folder(folder: str, tier: str, seed: int, extra: list[str], run: Run) ->
         env["PATH"] = f"{BIN}{os.pathsep}{env.get('PATH', '')}"
         env.pop("PYTHONPATH", None)
         command = [str(BIN / "pytest"), f"tests/{folder}", f"--hypothesis-seed={seed}", "--durations=5", "-q", *extra]
+        if folder in SPREAD and not extra:
+            command.append("--numprocesses=2")
         try:
             code = subprocess.run(command, cwd=ROOT, env=env, timeout=FOLDER_LIMIT_S[tier], check=False).returncode
         except subprocess.TimeoutExpired:

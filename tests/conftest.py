@@ -165,5 +165,5 @@ def _reason(longrepr: object) -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     path = os.environ.get("HOMESERVE_TEST_REPORT")
-    if path:
+    if path and not hasattr(config, "workerinput"):  # one of several processes tells the first, which reports for all
         config.pluginmanager.register(Reporter(path), "homeserve-reporter")
