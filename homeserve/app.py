@@ -166,7 +166,7 @@ class App:
         self._progress("reading the model's facts", None, None)
         facts = await asyncio.to_thread(read_model, path, self.settings)
         self._stack.callback(facts.checkpoint.close)
-        from homeserve.sizing import engine_limits, plan_of, ranks_of_plan
+        from homeserve.sizing import engine_limits, plan_of, ranks_of_plan, why_nothing_is_drafted
 
         plan = plan_of(self.settings, facts, box)
         ranks = ranks_of_plan(self.settings, plan, box, physical_cores(allowed_threads()))
@@ -177,6 +177,7 @@ class App:
         self._warn_if_rounded(plan)
         limits = engine_limits(self.settings, plan, ranks)
         self._tell_no_flip(limits)
+        self.context.no_drafts = why_nothing_is_drafted(self.settings, facts, plan)
         self.context.ranks = ranks
         relay = Relay()
         if ranks.flip:
@@ -184,6 +185,7 @@ class App:
         fleet = await self._make_fleet(limits, ranks, relay)
         tokenizer = await self._load_both(fleet, facts, plan, limits, ranks)
         await self._start_engine(fleet, relay, limits)
+        self._tell_no_drafts(facts)
         self.context.model = model
         self.context.fleet = fleet
         self.context.tokenizer = tokenizer
@@ -255,6 +257,8 @@ class App:
             flip=ranks.flip,
             transit_bytes=ranks.transit_bytes,
             image_dir=self._images,
+            drafts=plan.drafts,
+            drafts_test=self.settings.drafts_test,
         )
 
         async def load() -> None:
@@ -387,6 +391,16 @@ class App:
         """Several ranks that nobody told to keep one layout, and that keep one: a line says why."""
         if limits.flip is None and limits.no_flip.code == "does_not_fit":
             self._watcher.on_warning(f"the layout stays {limits.layout}: {limits.no_flip.message}")
+
+    def _tell_no_drafts(self, facts: ModelFacts) -> None:
+        """Served without drafting though nobody said so. That a model has no drafting block is no event: most have
+        none."""
+        why = self.context.no_drafts
+        if not why or self.settings.draft == "off":
+            return
+        log.info("served without drafting", extra={"why": why})
+        if facts.config.nextn and self._engine is not None:
+            self._engine.note("no_drafting", text=f"served without drafting: {why}")
 
     def _image_folder(self) -> str:
         """Of this server alone below `--image-spill`, gone with it; empty without one. Raises SettingError."""

@@ -11,7 +11,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -112,12 +112,18 @@ def read_shape(path: str) -> ModelShape:
 def _shape_of(opened: Checkpoint, name: str) -> tuple[ModelConfig, ModelShape, str]:
     """Config, shape, and why the model cannot draft; a drafting block that cannot be used is not in the shape."""
     from homeserve.models import registry, shape
+    from homeserve.models.bind import why_no_drafts
+    from homeserve.models.draft_ops import lacks_block
 
     family = registry.family(opened.arch)
     with told_of(opened.path):
         config = family.config_from(opened.metadata)
         found = shape.shape_of(family, config, opened.tensors, name=name, quant=opened.quant_label)
-        return config, found, "" if found.nextn else "the model has no drafting block"
+        # A block that is there is bound to see whether it is whole: that takes as long as a load's first moment.
+        why = lacks_block(family, config, opened.tensors.keys()) or why_no_drafts(family, config, opened.tensors)
+        if why:
+            found = replace(found, nextn=(), nextn_bytes=0, nextn_params=0, nextn_table_bytes=0)
+        return config, found, why
 
 
 def model_id_of(path: str) -> str:

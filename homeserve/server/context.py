@@ -71,5 +71,7 @@ class ServerContext:
     fleet: Fleet | None = None
     ranks: RankPlan | None = None
     """What each rank of the fleet is."""
+    no_drafts: str = ""
+    """Why nothing is drafted; empty where drafts are made."""
     budget: MeasuredBudget | None = None
     corridor: CorridorSampler | None = None

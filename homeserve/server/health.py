@@ -62,5 +62,6 @@ async def get_metrics(request: web.Request) -> web.StreamResponse:
         restarts=tuple((i, rank.restarts) for i, rank in enumerate(ranks)),
         free=context.corridor.least_bytes() if context.corridor is not None else (),
         flips=context.engine.flip_totals if context.engine is not None else None,
+        drafting=context.engine.drafting if context.engine is not None and context.engine.drafting.most else None,
     )
     return web.Response(body=await parts.metrics.render(reading), headers={"Content-Type": CONTENT_TYPE})

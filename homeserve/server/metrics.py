@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from homeserve.engine.engine import EngineSnapshot
     from homeserve.engine.flip_totals import FlipTotals
+    from homeserve.engine.speculation import Drafting
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TTFT_BOUNDS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -55,6 +56,8 @@ class Reading:
     """(device, least free bytes since the start)"""
     flips: FlipTotals | None = None
     """None: the layout stays."""
+    drafting: Drafting | None = None
+    """None: nothing is drafted."""
 
 
 @dataclass
@@ -112,6 +115,8 @@ class _Collector:
         yield least
         if self._reading.flips is not None:
             yield from _flip_metrics(self._reading.flips)
+        if self._reading.drafting is not None:
+            yield from _draft_metrics(self._reading.drafting)
         if self._reading.engine is not None:
             yield from _engine_metrics(self._reading.engine)
 
@@ -133,6 +138,21 @@ def _flip_metrics(totals: FlipTotals) -> Iterator[Metric]:
     for (kind, rank), size in sorted(totals.bytes.items()):
         moved.add_metric([kind, str(rank)], size)
     yield moved
+
+
+def _draft_metrics(drafting: Drafting) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily
+
+    name, text = "homeserve_draft_rounds", "Rounds of drafting; carried: of requests that a flip had carried over"
+    rounds = CounterMetricFamily(name, text, labels=["carried"])
+    for carried, counts in (("true", drafting.carried), ("false", drafting.uncarried)):
+        rounds.add_metric([carried], counts.rounds)
+    yield rounds
+    for name, text, value in (
+        ("homeserve_draft_drafted", "Tokens that were drafted", drafting.totals.drafted),
+        ("homeserve_draft_accepted", "Drafted tokens that were drawn as well", drafting.totals.accepted),
+    ):
+        yield CounterMetricFamily(name, text, value=value)
 
 
 def _engine_metrics(engine: EngineSnapshot) -> Iterator[Metric]:

@@ -39,6 +39,7 @@ class Answer:
         self._generation = generation
         self._metrics = metrics
         self._request_id = request_id
+        self._drafts = served.engine.drafting.most > 0
         self._choices = [Choice(served.tokenizer, ask.stops, silent=ask.silent) for _ in ask.calls]
         self._last_token: list[float | None] = [None] * len(ask.calls)
         self._open = len(ask.calls)
@@ -86,6 +87,7 @@ class Answer:
             prompt_tokens=prompt,
             completion_tokens=completion,
             cached_tokens=cached,
+            drafts=[stream.drafts for stream in self._generation.streams] if self._drafts else None,
         )
 
     def _counts(self) -> tuple[int, int, int]:

@@ -66,7 +66,7 @@ def status_of(context: ServerContext) -> dict[str, Any]:
         "pipeline": {"ranges": _ranges(plan, [rank.layers for rank in ranks])},
         "memory_domain": plan.memory_domain if plan is not None else None,
         **_engine_part(engine),
-        "draft": _DRAFT,
+        "draft": _draft(context),
         "flip": _flip(context, engine),
         "layouts_measured": _MEASURED | (engine.layouts_measured if engine is not None else {}),
         "ranks": [_rank(asdict(rank), plan, layout) for rank in ranks],
@@ -84,6 +84,9 @@ _DRAFT = {
     "by_position": None,
     "carried": _DRAFT_COUNTS,
     "uncarried": _DRAFT_COUNTS,
+    "first": _DRAFT_COUNTS,
+    "most": None,
+    "adapts": None,
 }
 _FLIP = {"policy": None, "committed": None, "abandoned": None, "hold_reason": None, "unarmed_work_count": None}
 _MEASURED: dict[str, Any] = {"pipeline": None, "tensor": None}
@@ -98,6 +101,17 @@ def _flip(context: ServerContext, engine: EngineSnapshot | None) -> dict[str, An
     assert context.engine is not None
     off = {"policy": "off", "committed": 0, "abandoned": {}, "unarmed_work_count": 0}
     return _FLIP | off | {"hold_reason": context.engine.limits.no_flip.message}
+
+
+def _draft(context: ServerContext) -> dict[str, Any]:
+    """What the engine has counted of drafting. Where nothing is drafted, why, and nothing else."""
+    if context.engine is None:
+        return _DRAFT
+    drafting = context.engine.drafting
+    if not drafting.most:
+        return _DRAFT | {"enabled": False, "why_not": context.no_drafts}
+    own = {"enabled": True, "most": drafting.most, "adapts": drafting.adapts}
+    return _DRAFT | own | drafting.as_json()
 
 
 def _ranges(plan: RankPlan | None, layers: list[list[int] | None]) -> list[list[int]] | None:

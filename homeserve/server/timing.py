@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from homeserve.engine.request import Timings
+from homeserve.engine.speculation import DraftCounts
 
 
 def usage_block(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
@@ -19,10 +20,17 @@ def usage_block(prompt_tokens: int, completion_tokens: int, cached_tokens: int) 
 
 
 def timing_block(
-    request_id: str, timings: Sequence[Timings], *, prompt_tokens: int, completion_tokens: int, cached_tokens: int
+    request_id: str,
+    timings: Sequence[Timings],
+    *,
+    prompt_tokens: int,
+    completion_tokens: int,
+    cached_tokens: int,
+    drafts: Sequence[DraftCounts] | None = None,
 ) -> dict[str, Any]:
     """Times in ms over all sequences of a request; null for what did not happen. `queue_ms` is the first sequence's
-    wait for a place, `ttft_ms` runs to the first token of any, `decode_ms` from there to the last token of all."""
+    wait for a place, `ttft_ms` runs to the first token of any, `decode_ms` from there to the last token of all.
+    `drafts` of each sequence are summed up; None where the server drafts nothing."""
     submitted = min(t.submitted for t in timings)
     scheduled = _earliest([t.scheduled for t in timings])
     first = _earliest([t.first_token for t in timings])
@@ -41,8 +49,15 @@ def timing_block(
         "cached_tokens": cached_tokens,
         "flips_crossed": max(t.flips_crossed for t in timings),
         "restarts": max(t.restarts for t in timings),
-        "draft": None,
+        "draft": None if drafts is None else _summed(drafts).as_json(),
     }
+
+
+def _summed(drafts: Sequence[DraftCounts]) -> DraftCounts:
+    total = DraftCounts()
+    for counts in drafts:
+        total.add(counts)
+    return total
 
 
 def _earliest(moments: list[float | None]) -> float | None:
