@@ -1,7 +1,8 @@
 """Measuring both layouts before anybody waits for it: a request of the engine's own, in one layout and then the other.
 
 It goes the ordinary way, through plans like any other's, when nothing has been asked for a while; the flip between the
-two is an ordinary one of the policy. Nobody reads it. The first real request ends it at once, and it is tried again at
+two is an ordinary one of the policy. Nobody reads it, and nothing of it is drafted: its text
+is no text. The first real request ends it at once, and it is tried again at
 another idle moment, `TRIES` times in each layout, with no more than `TRIES` flips to get there.
 
 Pure.
@@ -69,4 +70,4 @@ class Calibration:
         length = max(1, min(PROMPT_CHUNKS * self._limits.chunk, PROMPT_MOST, token_limit - DRAWN - 1))
         self._asked += 1
         prompt = tuple((self._asked + step * step) % SMALL_IDS for step in range(length))
-        return GenerateCall(NAME, prompt, Sampling(temperature=0.0), DRAWN, frozenset())
+        return GenerateCall(NAME, prompt, Sampling(temperature=0.0), DRAWN, frozenset(), drafts=False)

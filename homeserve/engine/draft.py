@@ -19,12 +19,15 @@ class Draft:
     rows: list[LaneRows] = field(default_factory=list)
     named: list[Sequence] = field(default_factory=list)
     reach: dict[int, int] = field(default_factory=dict)
-    """Sequence key -> positions computed once this plan is back."""
+    """Sequence key -> positions computed once this plan is back; of a round, the most that may be."""
     saves: list[tuple[Sequence, int, int]] = field(default_factory=list)
     """(sequence, positions computed, state slot): checkpoints that this plan saves."""
     new_bytes: int = 0
     logprob_rows: int = 0
-    decode_rows: int = 0
+    decodes: set[int] = field(default_factory=set)
+    """Keys of the sequences whose rows decode,"""
+    rounds: dict[int, int] = field(default_factory=dict)
+    """and of those that draft, with how many drafts."""
 
     def name(self, sequence: Sequence) -> None:
         """From here on the sequence counts as in flight: its lane, and what of the pool its next row sees, are not
@@ -33,6 +36,10 @@ class Draft:
             self.named.append(sequence)
             sequence.in_flight += 1
             sequence.turn = self.number
+
+    @property
+    def decode_rows(self) -> int:
+        return len(self.decodes)
 
     @property
     def kind(self) -> PlanKind:

@@ -36,6 +36,7 @@ from homeserve.engine.sequence import Sequence
 from homeserve.engine.snapshot import Counts
 from homeserve.engine.snapshot import EngineSnapshot as EngineSnapshot
 from homeserve.engine.snapshot import percentiles as percentiles
+from homeserve.engine.speculation import Drafting
 from homeserve.engine.stream import TokenStream
 from homeserve.engine.timeline import Timeline
 from homeserve.errors import ContextOverflow, Draining, HomeserveError, QueueFull, WorkerLost
@@ -162,6 +163,11 @@ class Engine:
         """Most tokens of prompt and answer together."""
         return self._scheduler.token_limit
 
+    @property
+    def drafting(self) -> Drafting:
+        """What rounds of drafting have brought since the start."""
+        return self._scheduler.drafting
+
     def submit(self, call: GenerateCall) -> TokenStream:
         """Queue a call. Raises Draining, QueueFull, ContextOverflow."""
         if self._draining or self._state in ("failed", "stopped"):
@@ -180,6 +186,7 @@ class Engine:
             self._clock(),
             self.limits.stream_tokens,
             lambda held: self._hold(sequence, held),
+            sequence.drafted.counts,
         )
         self._streams[sequence.key] = stream
         self._sequences[stream] = sequence
@@ -258,7 +265,8 @@ class Engine:
         elif seq in self._census_flight:
             self._answer_census(seq, results)
         else:
-            self._deliver(self._scheduler.apply(seq, results[-1].samples))
+            busy_us = max(result.busy_us for result in results)
+            self._deliver(self._scheduler.apply(seq, results[-1].samples, busy_us / 1e6))
         self._pump()
         self._unarmed_step = False
         self._counts.step_ms.append(1e3 * (time.perf_counter() - began))
@@ -267,8 +275,9 @@ class Engine:
         """A rank is gone or cannot be trusted any more."""
         if self._state != "ready":
             return
-        log.error("rank %d lost: %s", loss.rank, loss.told)
-        self.note("worker_lost", rank=loss.rank, seq=loss.seq, text=loss.told, folder=loss.folder)
+        rank = loss.rank if loss.rank >= 0 else None
+        log.error("%s lost: %s", "the ranks are" if rank is None else f"rank {rank}", loss.told)
+        self.note("worker_lost", rank=rank, seq=loss.seq, text=loss.told, folder=loss.folder)
         self._fruitless_losses = 1 if self._acked_since_loss else self._fruitless_losses + 1
         self._acked_since_loss = False
         self._state = "recovering"
@@ -283,7 +292,8 @@ class Engine:
         reborn = {s.key for s in self._scheduler.open_sequences() if s.lane >= 0}
         if loss.oom:
             self._lower_budget()
-        self._deliver(self._scheduler.lose_fleet(self.limits, f"rank {loss.rank} {loss.why}", outside=loss.outside))
+        why = loss.why if rank is None else f"rank {rank} {loss.why}"
+        self._deliver(self._scheduler.lose_fleet(self.limits, why, outside=loss.outside))
         for key in reborn & self._streams.keys():
             self._streams[key].timings.restarts += 1
         if self._fruitless_losses >= DEATHS_IN_A_ROW:
@@ -509,13 +519,13 @@ class _FlipHost:
             return engine._issue(kind, drop=engine._scheduler.take_drops())
         return engine._issue_flip(kind, epoch, order)
 
-    def flip_over(self, record: FlipRecord) -> None:
-        engine = self._engine
-        if record.state == "committed":
-            for stream in engine._streams.values():
-                stream.timings.flips_crossed += 1
-        engine._end_late()
-        engine._pump()
+    def flip_crossed(self) -> None:
+        for stream in self._engine._streams.values():
+            stream.timings.flips_crossed += 1
+
+    def flip_over(self) -> None:
+        self._engine._end_late()
+        self._engine._pump()
 
     def lose(self, why: str) -> None:
         self._engine.on_lost(Loss(-1, why, outside=True))

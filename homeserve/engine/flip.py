@@ -208,9 +208,12 @@ class Flipper:
 
     # ---------------------------------------------------------------------------------------------------- events
 
-    def ask(self, to: str, cause: str, now: float, needed_bytes: int) -> FlipRecord:
-        """Begin a flip; the engine issues no further plan from here on. Raises FlipRefused."""
+    def ask(self, to: str, cause: str, now: float, needed_bytes: int, *, serving: bool = True) -> FlipRecord:
+        """Begin a flip; the engine issues no further plan from here on. Raises FlipRefused, also where the ranks are
+        not up (`serving`)."""
         refusal = self.refuse(to, needed_bytes)
+        if refusal is None and not serving:
+            refusal = FlipRefused("not_ready", "the ranks are not up")
         if refusal is not None:
             raise refusal
         self._turn(FlipEvent.ASK)
@@ -254,9 +257,10 @@ class Flipper:
         return self._step(FlipEvent.YES, now)
 
     def on_lost(self, rank: int, why: str, now: float) -> Step:
-        """The life is over, a flip on or not: the next one begins in the resting layout, under an epoch of its own."""
-        doing = self.state.value
-        step = self._step(FlipEvent.LOST, now, "lost", f"rank {rank} was lost, {doing}: {why}")
+        """The life is over, a flip on or not: the next one begins in the resting layout, under an epoch of its own.
+        `rank` -1: it was ended from here."""
+        who, doing = f"rank {rank} was" if rank >= 0 else "the ranks were", self.state.value
+        step = self._step(FlipEvent.LOST, now, "lost", f"{who} lost, {doing}: {why}")
         self.layout = self.limits.resting
         self.epoch = self.mint()
         return step

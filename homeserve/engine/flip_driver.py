@@ -20,7 +20,7 @@ from homeserve.engine.calibration import Calibration
 from homeserve.engine.census import lanes_problem
 from homeserve.engine.flip import FlipAction as Do
 from homeserve.engine.flip import Flipper, FlipState, Step
-from homeserve.engine.flip_record import FlipRecord, FlipRefused
+from homeserve.engine.flip_record import FlipRecord
 from homeserve.engine.policy import Decision, Policy
 from homeserve.engine.rates import Rates
 from homeserve.engine.request import EngineLimits, FlipLimits
@@ -81,7 +81,11 @@ class FlipHost(Protocol):
         """A plan of a flip, or without an order the census behind it; returns its number."""
         ...
 
-    def flip_over(self, record: FlipRecord) -> None:
+    def flip_crossed(self) -> None:
+        """What is open has come over a flip that is committed."""
+        ...
+
+    def flip_over(self) -> None:
         """Serving goes on."""
         ...
 
@@ -156,16 +160,12 @@ class FlipDriver:
     def ask(self, to: str, cause: str) -> FlipRecord:
         """Begin a flip. Raises FlipRefused."""
         self._count_work()
-        refusal = self.flipper.refuse(to, self._scheduler.resident_bytes())
-        if refusal is None and not self._host.serving:
-            refusal = FlipRefused("not_ready", "the ranks are not up")
-        if refusal is not None:
-            raise refusal
-        record = self.flipper.ask(to, cause, self._host.now(), self._scheduler.resident_bytes())
+        host = self._host
+        record = self.flipper.ask(to, cause, host.now(), self._scheduler.resident_bytes(), serving=host.serving)
         log.info("flip %d to %s begins", record.id, to, extra={"cause": cause, "epoch": record.epoch})
         if self.limits.park_deadline_s > 0:
-            self._park = self._host.later(self.limits.park_deadline_s, self._expire)
-        self._host.pump()
+            self._park = host.later(self.limits.park_deadline_s, self._expire)
+        host.pump()
         return record
 
     def advance(self) -> None:
@@ -210,7 +210,7 @@ class FlipDriver:
             self.awaited = self._host.issue_flip(PlanKind.CENSUS, self.flipper.epoch, None)
         elif step.action in (Do.FINISH, Do.GIVE_UP):
             self._close(record)
-            self._host.flip_over(record)
+            self._host.flip_over()
             self._arm(SOON_S)
         elif step.action is Do.LOSE:
             self._deadly += 1
@@ -224,6 +224,7 @@ class FlipDriver:
         extra = {"cause": record.cause, "took_s": round(took, 3)}
         if record.state == "committed":
             self._deadly = 0
+            self._host.flip_crossed()
             self.rates.add_flip(record.to, took)
             log.info("flip %d to %s is committed", record.id, record.to, extra=extra)
         else:

@@ -41,6 +41,8 @@ class LiveSet:
     checkpoints: int
     nbytes: int
     """As the ranks pack it."""
+    draft_rows: int = 0
+    """Of the rows, those that the drafting block keeps keys and values of."""
     decoding: int = 0
     """Of the requests, those that draw tokens,"""
     half_done: int = 0
@@ -116,7 +118,7 @@ class FlipRecord:
                 "rows": live.rows if live else None,
                 "states": live.states if live else None,
                 "checkpoints": live.checkpoints if live else None,
-                "draft_rows": 0 if live else None,
+                "draft_rows": live.draft_rows if live else None,
             },
             "ranks": [part.as_json() for part in self.ranks],
         }

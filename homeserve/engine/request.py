@@ -36,6 +36,8 @@ class GenerateCall:
     max_tokens: int
     end_tokens: frozenset[int]
     prompt_logprobs: int = -1
+    drafts: bool = True
+    """Whether its tokens may be drafted, where the engine drafts at all."""
 
 
 @dataclass
@@ -184,6 +186,12 @@ class EngineLimits:
             one = _whole_pages(window + self.chunk) + 3 * PAGE_LEN
             windows.append((window, max(min(slots, one), _whole_pages(share * slots))))
         return replace(self, kv_tokens=tokens, windows=tuple(windows))
+
+    @property
+    def most_drafts(self) -> int:
+        """Drafts of a round, in the layout that allows most of them."""
+        flip = self.flip.layouts.values() if self.flip is not None else ()
+        return max(self.drafts, *(layout.drafts for layout in flip), 0)
 
     @property
     def groups(self) -> tuple[tuple[int, int], ...]:

@@ -12,7 +12,8 @@ sooner and streams later. Where the layout may change, its policy says which kin
 
 The schedule runs ahead. A plan may be issued before the previous one is back: a decode row whose input is still unknown
 says so, and the rank uses the token that it drew itself. If the previous plan turns out to end a sequence, its row in
-the next one is discarded when it comes back.
+the next one is discarded when it comes back. Only a plan with rounds of drafting goes out alone, with nothing before or
+behind it in flight (`decoding`).
 
 Groups. A sequence's next decode row needs the token of its last one, so where several ranks work one behind the other
 (the pipeline layout) plans that all carry the same sequences would keep one rank busy and the others waiting. With
@@ -38,11 +39,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from backends.base import PAGE_LEN
+from homeserve.engine.decoding import Decoding
 from homeserve.engine.draft import Draft as Draft
 from homeserve.engine.draft import Emit as Emit
 from homeserve.engine.flip import LiveSet
 from homeserve.engine.live import live_set, resident_bytes
-from homeserve.engine.pages import PageCensus, PagePool
+from homeserve.engine.memory import Memory
+from homeserve.engine.pages import PageCensus
 from homeserve.engine.policy import ANSWERS, PROMPTS, Demand
 from homeserve.engine.request import EngineLimits, FinishReason, GenerateCall
 from homeserve.engine.sequence import RUNNING, Sequence, SequenceState
@@ -50,10 +53,10 @@ from homeserve.engine.sizes import PROMPT_LOGPROB_ROWS as PROMPT_LOGPROB_ROWS
 from homeserve.engine.sizes import new_lane_bytes, new_lanes_bytes_limit
 from homeserve.engine.sizes import plan_bytes_limit as plan_bytes_limit
 from homeserve.engine.sizes import result_bytes_limit as result_bytes_limit
-from homeserve.engine.states import SPACING, StateCensus, StateSlots, checkpoint_after
-from homeserve.engine.tables import PageTables
+from homeserve.engine.speculation import Drafting
+from homeserve.engine.states import StateCensus, checkpoint_after
 from homeserve.layouts.owner import OwnerRule
-from homeserve.wire.records import LaneRows, Logprobs, NewLane, Sample, Sampling, pack_ints
+from homeserve.wire.records import LaneRows, Logprobs, NewLane, Sample, Sampling
 
 STRIKES_OUT = 2
 """Deaths in a row, alone in flight, after which a request is failed."""
@@ -80,7 +83,7 @@ class Scheduler:
         self.limits = limits
         self.prefix = PrefixCounts()
         self.preemptions = 0
-        self.longest_skip = 0
+        self.drafting = Drafting(limits.most_drafts, adapts=limits.drafts_adapt)
         self.first = ""
         """Of two kinds of work, the one that plans have alone while there is any (`policy`)."""
         self._key = 0
@@ -90,8 +93,7 @@ class Scheduler:
         self._flight: OrderedDict[int, Draft] = OrderedDict()
         self._delayed = 0
         self._drafts = 0
-        self._decode_plans = limits.decode_groups
-        """Drafts with decode rows, counted on from a round."""
+        self._decoding = Decoding(limits, self.drafting, self._grow)
         self._any_suspect = False
         self._reset_memory()
 
@@ -113,7 +115,12 @@ class Scheduler:
     @property
     def token_limit(self) -> int:
         """Most tokens that one sequence may have."""
-        return min(self.limits.context, self._pool.capacity * PAGE_LEN)
+        return self._memory.token_limit
+
+    @property
+    def longest_skip(self) -> int:
+        """Most plans in a row that could have carried a sequence's decode row and did not."""
+        return self._decoding.longest_skip
 
     def census(self) -> tuple[PageCensus, ...]:
         """Of each KV group; the first keeps every token."""
@@ -149,7 +156,7 @@ class Scheduler:
     def add(self, call: GenerateCall) -> Sequence:
         """Queue a call. The caller has checked the limits."""
         self._key += 1
-        sequence = Sequence(self._key, call)
+        sequence = Sequence(self._key, call, self.drafting.begin())
         self._waiting.append(sequence)
         return sequence
 
@@ -177,24 +184,26 @@ class Scheduler:
             self._tables.advance(sequence)
         for sequence, computed, slot in draft.saves:
             sequence.saves.append((computed, slot))
-            self._attach_checkpoints(sequence)
+            self._memory.attach_checkpoints(sequence)
 
     def take_drops(self) -> tuple[int, ...]:
         """Lanes released since the last plan, for a plan that is not drafted here (census)."""
-        drops = tuple(self._drops)
-        self._drops.clear()
-        return drops
+        return self._memory.take_drops()
 
-    def apply(self, seq: int, samples: Iterable[Sample]) -> list[Emit]:
-        """Plan `seq` came back."""
+    def apply(self, seq: int, samples: Iterable[Sample], seconds: float = 0.0) -> list[Emit]:
+        """Plan `seq` came back, for which the ranks computed so many seconds (0: unknown)."""
         draft = self._flight.pop(seq, None)
         if draft is None:
             return []
         emits: list[Emit] = []
+        drawn: dict[int, list[Sample]] = {}
         for sample in samples:
-            sequence = self._running.get(sample.request)
+            drawn.setdefault(sample.request, []).append(sample)
+        for key, of_it in drawn.items():
+            sequence = self._running.get(key)
             if sequence is not None:
-                self._apply_sample(sequence, sample, emits)
+                self._apply_samples(draft, sequence, of_it, emits)
+        self._decoding.judge(draft, {key: len(of_it) for key, of_it in drawn.items()}, seconds)
         for sequence in draft.named:
             sequence.in_flight -= 1
             if draft.reach.get(sequence.key, 0) >= sequence.died_at:
@@ -298,12 +307,12 @@ class Scheduler:
         live = live_set(self._pool, self._states, [s.lane for s in running], self.limits.flip)
         decoding = sum(s.state is SequenceState.DECODE for s in running)
         half_done = sum(s.state is SequenceState.PREFILL and s.issued > 0 for s in running)
-        return replace(live, decoding=decoding, half_done=half_done)
+        draft_rows = live.pages[0] * PAGE_LEN if self.limits.most_drafts else 0
+        return replace(live, decoding=decoding, half_done=half_done, draft_rows=draft_rows)
 
     def turn(self, layout: str) -> None:
         """The ranks have another layout: nothing else changes. Slots are what they were, so tables, cache and
-        checkpoints stay; the next row of each decoding sequence brings its token, because the rank that drew it may
-        be another one than the one that needs it now."""
+        checkpoints stay."""
         assert self.drained and self.limits.flip is not None
         to = self.limits.flip.layouts[layout]
         self.limits = replace(
@@ -312,77 +321,40 @@ class Scheduler:
             decode_groups=to.decode_groups,
             plans_in_flight=to.plans_in_flight,
             token_vector=to.token_vector,
+            drafts=to.drafts,
         )
         self.first = ""
-        self._decode_plans += to.decode_groups  # everybody's round is over
-        for sequence in self._running.values():
-            sequence.resumed = sequence.state is SequenceState.DECODE
-            sequence.skipped = sequence.passed_over = 0
+        self._decoding.turn(self.limits, self._running.values())
 
     # -------------------------------------------------------------------------------------------------- drafting
 
     def _draft_all(self, draft: Draft) -> None:
-        decoding: list[Sequence] = []
-        for sequence in self._running.values():
-            if sequence.wants_decode:
-                decoding.append(sequence)
-            else:
-                sequence.skipped = sequence.passed_over = 0
+        decoding = self._decoding.ready(self._running.values())
+        drafts = self._decoding.choose(decoding) if self.first != PROMPTS else {}
+        if self._flight and (drafts or any(other.rounds for other in self._flight.values())):
+            return
         if decoding and (self.first == PROMPTS or self._delayed < self.limits.prefill_delay):
             self._draft_prefill(draft)
         if draft.rows:
             self._delayed += 1
         else:
             self._delayed = 0
-            self._draft_decodes(draft, decoding)
+            self._decoding.draft(draft, decoding, drafts, self.running_count)
             if self.first != ANSWERS or not draft.rows:
                 self._draft_prefill(draft)
         if draft.rows and self.first != PROMPTS:  # those that wait for a policy are not passed over
-            self._count_skips({s.key for s in decoding} - {row.request for row in draft.rows})
-
-    def _draft_decodes(self, draft: Draft, decoding: list[Sequence]) -> None:
-        """A row of each, or with groups of a share of them: those that were longest in no plan, none that was in this
-        round already, and whoever was passed over so often that its round would end without it."""
-        groups = self.limits.decode_groups
-        share = -(-len(decoding) // groups)
-        round_plans = -(-len(decoding) // max(1, share))
-        for sequence in decoding if groups == 1 else sorted(decoding, key=lambda s: (s.turn, s.key)):
-            due = self._decode_plans - sequence.decode_turn >= round_plans or not draft.rows
-            if (due and len(draft.rows) < share) or sequence.passed_over >= groups - 1:
-                self._draft_decode(draft, sequence)
-        if draft.rows:
-            for sequence in decoding:
-                sequence.passed_over += sequence.turn != draft.number
-            self._decode_plans += 1
+            left_out = {s.key for s in decoding} - {row.request for row in draft.rows}
+            self._decoding.count_skips(self._running.values(), left_out)
 
     def _draft_suspect(self, draft: Draft, suspects: list[Sequence]) -> None:
-        """Rows of one suspect alone: that with the most strikes, then the oldest."""
+        """Rows of one suspect alone, without drafts: that with the most strikes, then the oldest."""
         sequence = max(suspects, key=lambda s: (s.strikes, -s.key))
         if sequence.state is SequenceState.WAITING and not self._admit(draft, sequence):
             return
         if sequence.state is SequenceState.PREFILL:
             self._draft_chunk(draft, sequence, self.limits.chunk)
         else:
-            self._draft_decode(draft, sequence)
-
-    def _draft_decode(self, draft: Draft, sequence: Sequence) -> None:
-        if not sequence.wants_decode or sequence.issued >= self.token_limit:
-            return
-        if not self._grow(sequence, sequence.issued + 1):
-            return
-        pages = self._tables.unsent(sequence)
-        save = self._save_slot(draft, sequence, sequence.issued + 1) if (sequence.issued + 1) % SPACING == 0 else -1
-        tokens = b""
-        if sequence.resumed:  # nothing of it is in flight, so its last token is known
-            tokens, sequence.resumed = pack_ints([sequence.tokens[sequence.issued]]), False
-        draft.rows.append(LaneRows(sequence.lane, sequence.key, sequence.issued, tokens, pages, sample=True, save=save))
-        draft.decode_rows += 1
-        draft.name(sequence)
-        sequence.issued += 1
-        draft.reach[sequence.key] = sequence.issued
-        sequence.pending += 1
-        sequence.skipped = sequence.passed_over = 0
-        sequence.decode_turn = self._decode_plans
+            self._decoding.row(draft, sequence)
 
     def _draft_prefill(self, draft: Draft) -> None:
         """Prompt rows: those already begun, oldest first, then new ones. The first gets at least half of the chunk."""
@@ -410,7 +382,7 @@ class Scheduler:
                 return 0
             budget = min(budget, PROMPT_LOGPROB_ROWS)
         end = min(sequence.target, start + budget, max(self._tables.room(sequence), sequence.issued + 1))
-        place = checkpoint_after(start, sequence.target) if self._keeps_checkpoints else sequence.target
+        place = checkpoint_after(start, sequence.target) if self._memory.keeps_checkpoints else sequence.target
         end = min(end, place)
         if end <= start or not self._grow(sequence, end):
             return 0
@@ -419,7 +391,7 @@ class Scheduler:
         last = end == sequence.target
         pages = self._tables.unsent(sequence)
         tokens = sequence.tokens[start:end].tobytes()
-        save = self._save_slot(draft, sequence, end) if end == place < sequence.target else -1
+        save = self._memory.save_slot(draft, sequence, end) if end == place < sequence.target else -1
         logprobs = sequence.call.prompt_logprobs
         draft.rows.append(
             LaneRows(sequence.lane, sequence.key, start, tokens, pages, last, save=save, prompt_logprobs=logprobs)
@@ -434,7 +406,7 @@ class Scheduler:
 
     def _admit(self, draft: Draft, sequence: Sequence) -> bool:
         """Give a waiting sequence a lane and its cached prefix, if there is room for its prompt."""
-        if not self._free_lanes or any(s.state is SequenceState.PREEMPTED for s in self._running.values()):
+        if not self._memory.free_lanes or any(s.state is SequenceState.PREEMPTED for s in self._running.values()):
             return False
         path = self._pool.match(sequence.tokens, self._hit_limit(sequence))
         known = len(path)
@@ -448,7 +420,7 @@ class Scheduler:
             return False
         self._waiting.remove(sequence)
         sequence.move(SequenceState.PREFILL)
-        sequence.lane = self._free_lanes.pop()
+        sequence.lane = self._memory.free_lanes.pop()
         self._tables.begin(sequence, path, known)
         sequence.issued = hit_tokens
         sequence.hit_tokens = max(sequence.hit_tokens, min(hit_tokens, sequence.prompt_len))
@@ -472,13 +444,6 @@ class Scheduler:
         if not self.limits.prefix_cache or sequence.call.prompt_logprobs >= 0:
             return 0
         return (sequence.target - 1) // PAGE_LEN
-
-    def _count_skips(self, left_out: set[int]) -> None:
-        """Count plans in a row that could have carried a sequence's decode row and did not."""
-        for sequence in self._running.values():
-            if sequence.key in left_out and sequence.state is SequenceState.DECODE:
-                sequence.skipped += 1
-                self.longest_skip = max(self.longest_skip, sequence.skipped)
 
     # ----------------------------------------------------------------------------------------------------- pages
 
@@ -506,55 +471,25 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         """Give back lane and pages. Nothing in flight names the sequence."""
-        assert sequence.in_flight == 0
-        self._tables.share(sequence, leaving=True)
-        self._attach_checkpoints(sequence)
-        for _, slot in sequence.saves:
-            self._states.give_back(slot)
-        sequence.saves = []
-        self._tables.release(sequence)
-        self._drops.append(sequence.lane)
-        self._free_lanes.append(sequence.lane)
+        self._memory.release(sequence)
         del self._running[sequence.key]
 
-    # ------------------------------------------------------------------------------------------------ checkpoints
-
-    @property
-    def _keeps_checkpoints(self) -> bool:
-        return self.limits.recurrent and self.limits.prefix_cache and self.limits.checkpoints > 0
-
-    def _save_slot(self, draft: Draft, sequence: Sequence, computed: int) -> int:
-        """A slot into which the draft saves the sequence's state behind `computed` positions; -1 where there is
-        none."""
-        slot = self._states.take() if self._keeps_checkpoints else None
-        if slot is None:
-            return -1
-        draft.saves.append((sequence, computed, slot))
-        return slot
-
-    def _attach_checkpoints(self, sequence: Sequence) -> None:
-        """Give saved states to the nodes that end where they were saved, as far as those are in the tree by now.
-
-        A node that another sequence filled serves as well: the state behind the same tokens is the same.
-        """
-        left = []
-        for computed, slot in sequence.saves:
-            path = self._pool.match(sequence.tokens, computed // PAGE_LEN) if computed <= len(sequence.tokens) else []
-            if path and len(path) * PAGE_LEN == computed:
-                self._states.keep(slot, path[-1])
-            else:
-                left.append((computed, slot))
-        sequence.saves = left
-
     def _reset_memory(self) -> None:
-        self._states = StateSlots(self.limits.running, self.limits.checkpoints)
-        groups = [(max(1, slots // PAGE_LEN), window) for slots, window in self.limits.groups]
-        self._pool = PagePool(groups, self._states.forget)
-        self._tables = PageTables(self._pool, shared=self.limits.prefix_cache)
-        self._free_lanes = list(range(self.limits.running - 1, -1, -1))
-        self._drops: list[int] = []
+        self._memory = Memory(self.limits)
+        self._states, self._pool, self._tables = self._memory.states, self._memory.pool, self._memory.tables
+        self._decoding.begin(self.limits, self._memory)
 
     # ----------------------------------------------------------------------------------------------- transitions
+
+    def _apply_samples(self, draft: Draft, sequence: Sequence, samples: list[Sample], emits: list[Emit]) -> None:
+        """What a plan drew for a sequence, in order. Behind the token that ends it, the rest is nobody's."""
+        drafts, before = draft.rounds.get(sequence.key, 0), sequence.generated
+        if drafts:
+            self._decoding.returned(draft, sequence, samples)
+        for sample in samples:
+            self._apply_sample(sequence, sample, emits)
+        if drafts and sequence.generated > before:
+            self.drafting.count(sequence.drafted, drafts, sequence.generated - before)
 
     def _apply_sample(self, sequence: Sequence, sample: Sample, emits: list[Emit]) -> None:
         about_prompt = self._fresh_prompt_logprobs(sequence, sample)
@@ -579,7 +514,7 @@ class Scheduler:
             sequence.move(SequenceState.ENDING)
         elif sequence.state in RUNNING:
             self._tables.share(sequence)
-            self._attach_checkpoints(sequence)
+            self._memory.attach_checkpoints(sequence)
 
     def _fresh_prompt_logprobs(self, sequence: Sequence, sample: Sample) -> tuple[Logprobs, ...]:
         """Those that the reader lacks: a prompt computed a second time reports the same positions again."""

@@ -13,7 +13,8 @@ through them.
 
 Positions. `tokens` holds what is known. `issued` positions have been put into plans, `pending` tokens have been asked
 for and are not back yet. A decode row computes position `issued`, whose input is either the last known token or one
-that is pending (then the rank uses the token that it sampled itself).
+that is pending (then the rank uses the token that it sampled itself). A round of drafting counts as one position until
+it is back (`engine.decoding`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from enum import Enum
 
 from homeserve.engine.pages import Node
 from homeserve.engine.request import FinishReason, GenerateCall
+from homeserve.engine.speculation import Drafted
 
 
 class SequenceState(Enum):
@@ -57,6 +59,7 @@ class Sequence:
         "chain",
         "decode_turn",
         "died_at",
+        "drafted",
         "finish",
         "held",
         "hit_tokens",
@@ -69,6 +72,7 @@ class Sequence:
         "passed_over",
         "pending",
         "resumed",
+        "round",
         "saves",
         "sent_pages",
         "skipped",
@@ -81,7 +85,7 @@ class Sequence:
         "turn",
     )
 
-    def __init__(self, key: int, call: GenerateCall) -> None:
+    def __init__(self, key: int, call: GenerateCall, drafted: Drafted | None = None) -> None:
         self.key = key
         """Number of the sequence, unique in the engine's life and rising with arrival."""
         self.call = call
@@ -112,6 +116,10 @@ class Sequence:
         """Its reader is too slow; no rows until it has caught up."""
         self.resumed = False
         """The layout has changed since its last row: the next one brings its token."""
+        self.round = 0
+        """Drafts of the round that is in flight: until it is back there is no other row of it."""
+        self.drafted = drafted or Drafted()
+        """What its rounds have brought so far."""
         self.suspect = False
         """It was in flight when a worker died, and has not come past that place since."""
         self.died_at = 0
@@ -142,7 +150,7 @@ class Sequence:
     def wants_decode(self) -> bool:
         """A further token may be asked for."""
         room = self.generated + self.pending < self.call.max_tokens
-        return room and not self.held and self.state is SequenceState.DECODE
+        return room and not self.held and not self.round and self.state is SequenceState.DECODE
 
     def forget_memory(self) -> None:
         """Keep nothing but the tokens: prefill starts over, with all of them as its target."""
@@ -159,6 +167,8 @@ class Sequence:
         self.passed_over = 0
         self.in_flight = 0
         self.resumed = False
+        self.round = 0
+        self.drafted.rebuilt()
 
     def move(self, to: SequenceState) -> None:
         assert to in TRANSITIONS[self.state], f"sequence {self.key}: {self.state.value} -> {to.value} is no transition"

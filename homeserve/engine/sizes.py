@@ -27,7 +27,7 @@ def plan_bytes_limit(limits: EngineLimits) -> int:
     """Upper bound of an encoded plan: newcomers (one may come above the bound), row records, tokens, page tables."""
     largest_newcomer = 4 * limits.context + 64 * 1024
     row_records = 64 * limits.running
-    pages = 4 * limits.running * (1 + pages_for(limits.context)) * len(limits.groups)
+    pages = 4 * limits.running * (1 + pages_for(limits.context + limits.most_drafts)) * len(limits.groups)
     ordinary = new_lanes_bytes_limit(limits) + largest_newcomer + row_records + 4 * limits.chunk + pages + 4096
     return max(ordinary, flip_bytes_limit(limits))
 
@@ -41,7 +41,9 @@ def flip_bytes_limit(limits: EngineLimits) -> int:
 
 
 def result_bytes_limit(limits: EngineLimits, top_logprobs: int = 20) -> int:
-    """Upper bound of an encoded result: a sample a lane, log-probabilities with `top_logprobs` alternatives each."""
+    """Upper bound of an encoded result: a sample a lane, or as many as a round may draw, log-probabilities with
+    `top_logprobs` alternatives each."""
     one = 32 + 16 * (top_logprobs + 1)
     flip = 48 * MOST_RANKS if limits.flip is not None else 0
-    return (limits.running + PROMPT_LOGPROB_ROWS) * one + 64 * limits.running + flip + 16384
+    samples = limits.running * (1 + limits.most_drafts)
+    return (samples + PROMPT_LOGPROB_ROWS) * one + 64 * samples + flip + 16384

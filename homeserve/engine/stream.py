@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from homeserve.engine.draft_counts import DraftCounts
 from homeserve.engine.request import FinishReason, Timings, TokenEvent, Usage
 from homeserve.wire.records import Logprobs
 
@@ -18,11 +19,19 @@ class TokenStream:
     """Iterates over TokenEvents until the one that carries `finish`."""
 
     def __init__(
-        self, request_id: str, prompt_tokens: int, now: float, backlog_limit: int, on_hold: Callable[[bool], None]
+        self,
+        request_id: str,
+        prompt_tokens: int,
+        now: float,
+        backlog_limit: int,
+        on_hold: Callable[[bool], None],
+        drafts: DraftCounts | None = None,
     ) -> None:
         self.request_id = request_id
         self.timings = Timings(submitted=now)
         self.usage = Usage(prompt_tokens=prompt_tokens)
+        self.drafts = drafts or DraftCounts()
+        """Rounds of drafting, as they come back."""
         self._backlog_limit = backlog_limit
         self._on_hold = on_hold
         self._held = False

@@ -72,6 +72,10 @@ class PageTables:
             table.extend(pages)
         return True
 
+    def covered(self, sequence: Sequence) -> int:
+        """Rows that the tables cover."""
+        return len(sequence.tables[0]) * PAGE_LEN
+
     def room(self, sequence: Sequence) -> int:
         """Rows that the tables could cover without taking anything from another sequence."""
         return (len(sequence.tables[0]) + self._pool.room) * PAGE_LEN
