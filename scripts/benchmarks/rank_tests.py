@@ -1,5 +1,5 @@
-"""What several ranks are measured by, `sum8k`, `tp2_vs_1x2` and `flip` (flip_tests.py) of scripts/bench, and which tests
-are asked for that need no llama-server: these and `draft` (draft_tests.py).
+"""What several ranks are measured by: `sum8k`, `tp2_vs_1x2` and `flip` (flip_tests.py) of scripts/bench; and which
+tests are asked for that need no llama-server: these and `draft` (draft_tests.py).
 
     sum8k         a sum of 8 KiB between two processes (sums.py), ours and gloo in turn
     tp2_vs_1x2    decode by two CPU ranks with one thread each in the tensor layout, and by one rank with two threads:

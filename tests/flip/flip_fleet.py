@@ -1,7 +1,7 @@
-"""Real rank processes driven plan by plan: requests prefill, decode, are saved and restored, with a flip between any
-two of these.
+"""Real rank processes driven plan by plan: requests prefill, decode, draft, are saved and restored and given up, with a
+flip between any two of these.
 
-The same script runs on one rank, where a flip does nothing: what the tokens must be.
+The same script runs on one rank, where a flip does nothing, and without drafts: what the tokens must be.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from homeserve.fleet import ActSizes, Fleet, FleetSpec, Loss
 from homeserve.wire.records import (
     PACK,
     VERIFY,
+    Boot,
     FlipAnswer,
     FlipDigest,
     FlipLive,
@@ -25,12 +26,15 @@ from homeserve.wire.records import (
     LaneRows,
     LoadSpec,
     NewLane,
+    Plan,
     PlanKind,
     RankFacts,
     Result,
+    Sample,
     Sampling,
     pack_ints,
 )
+from homeserve.worker.runner import Runner
 
 TINY = Path(__file__).parents[1] / "data" / "tiny"
 OTHER = {"pipeline": "tensor", "tensor": "pipeline"}
@@ -63,14 +67,44 @@ class Request:
     begun: bool = False
     told: bool = False
     """Whether the ranks know its last token: they do not behind a flip."""
+    answers: list[Sample] = field(default_factory=list)
+    rounds: list[tuple[int, int]] = field(default_factory=list)
+    """Of each plan in which it drafted: drafts, and how many of them counted."""
+
+
+class Inside:
+    """Stands for a fleet of one rank: its runner, in this process."""
+
+    def __init__(self, spec: FleetSpec, listener: Play) -> None:
+        self._listener, self._seq = listener, 0
+        sizes = spec.plans_in_flight, spec.slot_bytes, spec.plans_in_flight, spec.report_slot_bytes
+        self._runner = Runner(Boot(0, 1, *sizes, spec.backend, 0, spec.threads, ()), lambda *_: None)
+
+    async def start(self) -> None:
+        pass
+
+    async def load(self, spec: LoadSpec) -> tuple[RankFacts, ...]:
+        facts = self._runner.run(Plan(0, 0, PlanKind.LOAD, 1, load=spec)).facts
+        assert facts is not None
+        return (facts,)
+
+    async def stop(self) -> None:
+        self._runner.close()
+
+    def issue(self, kind: PlanKind, *, epoch: int, **parts: Any) -> int:
+        self._seq += 1
+        answer = self._runner.run(Plan(self._seq, epoch, kind, 1, **parts))
+        self._listener.on_results(self._seq, (Result(0, self._seq, epoch, samples=answer.samples),))
+        return self._seq
 
 
 class Play:
-    """A fleet and its requests. `ranks` 1: no flips. `flip` False of several ranks: likewise."""
+    """A fleet and its requests. `ranks` 1: no flips. `model`: a name of tests/data/tiny, or a file. `drafts`: the most
+    that a row may ask for, and `drafts_test` what is done to them. `inside`: one rank, in this process."""
 
     def __init__(
         self,
-        model: str,
+        model: str | Path,
         ranks: int = 3,
         *,
         layout: str = "pipeline",
@@ -84,14 +118,20 @@ class Play:
         fault: str = "",
         captures: str | None = None,
         transit_bytes: int = TRANSIT_BYTES,
+        drafts: int = 0,
+        drafts_test: str = "",
+        inside: bool = False,
+        backend: str = "cpu",
     ) -> None:
         self.ranks, self.layout, self.windows = ranks, layout, windows
-        self.recurrent = model.startswith("qwen3_5")
+        path = model if isinstance(model, Path) else TINY / f"{model}.f32.gguf"
+        self.recurrent = path.name.startswith(("qwen3_5", "qwen3_next", "counter"))
+        most = ROWS + LANES * drafts
         several = ranks > 1
         flight = ranks + 1
         self.spec = FleetSpec(
             ranks=ranks,
-            backend="cpu",
+            backend=backend,
             device_index=0,
             threads=1,
             isa="",
@@ -101,7 +141,7 @@ class Play:
             report_slot_bytes=16384,
             fault=fault,
             capture_dir=captures,
-            acts=ActSizes(8192, ROWS * 2 * HIDDEN, 4 * LANES, flight + 1) if several else None,
+            acts=ActSizes(8192, most * 2 * HIDDEN, 4 * LANES * (1 + drafts), flight + 1) if several else None,
             unified=unified and several,
             weights_copy=several and not unified and not image_dir,
             transit_bytes=0 if unified or not several else transit_bytes,
@@ -118,18 +158,20 @@ class Play:
                 "image_dir": image_dir,
             }
         self.load_spec = LoadSpec(
-            str(TINY / f"{model}.f32.gguf"),
+            str(path),
             PAGES * PAGE,
             kv_type,
-            ROWS,
-            ROWS,
+            most,
+            most,
             LANES,
             LANE_PAGES,
             state_slots=LANES + CHECKPOINTS,
             window_slots=tuple((window, PAGES * PAGE) for window in windows),
+            drafts=drafts,
+            drafts_test=drafts_test,
             **shares,
         )
-        self.fleet = Fleet(self.spec, self)
+        self.fleet: Fleet | Inside = Inside(self.spec, self) if inside else Fleet(self.spec, self)
         self.facts: tuple[RankFacts, ...] = ()
         self.results: dict[int, tuple[Result, ...]] = {}
         self.losses: list[Loss] = []
@@ -137,6 +179,7 @@ class Play:
         self.requests: dict[int, Request] = {}
         self.saved: dict[int, tuple[list[int], list[int]]] = {}
         """Of each checkpoint its tokens and pages."""
+        self._dropped: list[int] = []
         self._changed = asyncio.Event()
         self._free = list(range(PAGES))
         random.Random(5).shuffle(self._free)
@@ -171,6 +214,7 @@ class Play:
 
     async def again(self) -> None:
         """Another life, behind a loss: nothing of the requests is left, and epochs go on."""
+        assert isinstance(self.fleet, Fleet)
         await self.fleet.restart()
         self.losses.clear()
         self.results.clear()
@@ -182,6 +226,7 @@ class Play:
 
     def lies_in_transit(self) -> int:
         """Bytes of memory that the transit memory takes now."""
+        assert isinstance(self.fleet, Fleet)
         life = self.fleet._life
         assert life is not None and life._acts is not None
         fd = life._acts.transit_fd
@@ -200,21 +245,62 @@ class Play:
         self.begin(number, lane, [*tokens, *more])
         self.requests[number].computed, self.requests[number].pages = len(tokens), list(pages)
 
-    async def run(self, rows: int = 1, save: dict[int, int] | None = None, only: Iterable[int] = ()) -> None:
+    def give_up(self, number: int) -> Request:
+        """A client has gone: the next plan drops the lane, and its pages are dealt out again at once."""
+        gone = self.requests.pop(number)
+        self._dropped.append(gone.lane)
+        kept = {page for _, pages in self.saved.values() for page in pages}
+        self._free += [page for page in gone.pages if page not in kept]
+        return gone
+
+    async def run(
+        self,
+        rows: int = 1,
+        save: dict[int, int] | None = None,
+        only: Iterable[int] = (),
+        drafts: Mapping[int, int] | None = None,
+    ) -> None:
         """One plan: the next `rows` tokens of a prompt that is not computed, one of an answer. `save`: checkpoint slot
-        of a request."""
+        of a request. `drafts`: of those whose last token alone is to be computed, how many more, where ranks draft."""
         chosen = [each for each in self.requests.values() if not list(only) or each.number in set(only)]
         new = tuple(self._new(each) for each in chosen if not each.begun)
-        plan = tuple(self._rows(each, rows, (save or {}).get(each.number, -1)) for each in chosen)
+        asked = (drafts or {}) if self.may_draft else {}
+        plan = tuple(
+            self._drafting(each, asked[each.number])
+            if asked.get(each.number) and each.computed == len(each.tokens) - 1 >= each.prompt_len
+            else self._rows(each, rows, (save or {}).get(each.number, -1))
+            for each in chosen
+        )
         for number, slot in (save or {}).items():
             each = self.requests[number]
             self.saved[slot] = each.tokens[: each.computed], list(each.pages)
-        seq = self.fleet.issue(PlanKind.MIXED, epoch=self.epoch, new=new, rows=plan)
-        by_number = {each.number: each for each in chosen}
-        for sample in (await self.answered(seq))[-1].samples:
-            if sample.token >= 0:
-                by_number[sample.request].tokens.append(sample.token)
-                by_number[sample.request].told = True
+        drop, self._dropped = tuple(self._dropped), []
+        seq = self.fleet.issue(PlanKind.MIXED, epoch=self.epoch, drop=drop, new=new, rows=plan)
+        samples = (await self.answered(seq))[-1].samples
+        for each, told in zip(chosen, plan, strict=True):
+            own = [sample for sample in samples if sample.request == each.number and sample.token >= 0]
+            assert [sample.position for sample in own] == list(range(len(each.tokens), len(each.tokens) + len(own)))
+            each.tokens += [sample.token for sample in own]
+            each.answers += own
+            each.told |= bool(own)
+            if told.drafts:
+                assert 1 <= len(own) <= 1 + told.drafts
+                each.rounds.append((told.drafts, len(own) - 1))
+                each.computed += len(own)
+
+    async def until(self, wanted: Mapping[int, int], rows: int = 1, drafts: int = 0) -> None:
+        """Plans until each of these requests has answered with exactly so many tokens, with at most `drafts`."""
+        while short := {number: n - len(self.answer(number)) for number, n in wanted.items()}:
+            short = {number: left for number, left in short.items() if left > 0}
+            if not short:
+                return
+            most = {number: min(drafts, left - 1) for number, left in short.items()}
+            await self.run(rows, only=short, drafts=most)
+
+    @property
+    def may_draft(self) -> bool:
+        """The drafting block lies on the last rank alone in the pipeline layout."""
+        return self.load_spec.drafts > 0 and (self.ranks == 1 or self.layout == "tensor")
 
     def _new(self, each: Request) -> NewLane:
         each.begun = True
@@ -234,6 +320,15 @@ class Play:
         groups = 1 + len(self.windows)
         pages = pack_ints(fresh * groups)
         return LaneRows(each.lane, each.number, start, tokens, pages, end == len(each.tokens), save=save)
+
+    def _drafting(self, each: Request, drafts: int) -> LaneRows:
+        """The token that is known, and drafts behind it. How many rows count is known with the answer."""
+        start, end = each.computed, each.computed + 1 + drafts
+        each.pages += [self._free.pop() for _ in range(-(-end // PAGE) - len(each.pages))]
+        fresh, each.paged = each.pages[each.paged :], len(each.pages)
+        pages = pack_ints(fresh * (1 + len(self.windows)))
+        tokens = pack_ints(each.tokens[start:])
+        return LaneRows(each.lane, each.number, start, tokens, pages, sample=True, drafts=drafts)
 
     def answer(self, number: int) -> list[int]:
         each = self.requests[number]
