@@ -25,7 +25,7 @@ from homeserve.layouts.moves import (
     moves,
 )
 from homeserve.layouts.owner import OwnerRule
-from homeserve.layouts.partition import Run, key_heads
+from homeserve.layouts.partition import Run, ffn_columns, key_heads
 from homeserve.layouts.share import PIPELINE, TENSOR
 from homeserve.layouts.transition import KvLive, Leg, StateForm, Toward, kv_legs, state_legs, totals
 
@@ -51,6 +51,12 @@ def form_of(vector: tuple[int, ...], heads: int = 6, tiles: int = 2) -> StateFor
     return StateForm(tuple(channels), tuple(values), 12, 4 * 8 * 4)
 
 
+def columns_of(vector: tuple[int, ...], hidden: int = 5) -> StateForm:
+    """A row of `hidden` values and no heads: what a drafting block keeps. A rank may have none of it."""
+    columns = ffn_columns(hidden, 1, vector).runs
+    return StateForm(tuple((run,) if run.size else () for run in columns), ((),) * len(vector), 4, 0)
+
+
 @st.composite
 def geometries(draw: st.DrawFn) -> FlipGeometry:
     ranks = draw(st.integers(1, 4))
@@ -58,12 +64,12 @@ def geometries(draw: st.DrawFn) -> FlipGeometry:
     groups = draw(st.integers(1, 3))
     stage = st.integers(0, ranks - 1)
     kv = draw(st.lists(st.tuples(stage, st.integers(0, groups - 1), st.integers(1, 9)), max_size=7))
-    states = draw(st.lists(stage, max_size=4))
+    states = draw(st.lists(st.tuples(stage, st.booleans()), max_size=4))
     weights = tuple(draw(st.lists(st.integers(1, 9), min_size=ranks, max_size=ranks)))
     return FlipGeometry(
         OwnerRule.of(vector),
         tuple(KvHome(*each) for each in sorted(kv)),
-        tuple(StateHome(at, form_of(weights)) for at in sorted(states)),
+        tuple(StateHome(at, (form_of if heads else columns_of)(weights)) for at, heads in sorted(states)),
         (GROUP_PAGES,) * groups,
         SLOTS if states else 0,
     )
@@ -268,10 +274,26 @@ def test_a_rank_without_heads_and_one_without_layers_have_nothing_of_them() -> N
     ]
 
 
-def test_layers_of_the_tensor_layout_are_counted_where_a_rank_has_heads() -> None:
+def test_layers_of_the_tensor_layout_are_counted_where_a_rank_has_a_part_of_them() -> None:
     forms = [form_of((30, 1, 1)), form_of((1, 1, 1))]
     geometry = FlipGeometry(OwnerRule((1, 1, 1)), (), tuple(StateHome(0, form) for form in forms), (1,), 1)
     assert [geometry.state_layers(TENSOR, rank) for rank in range(3)] == [(0, 1), (1,), (1,)]
+
+
+def test_a_state_without_heads_is_counted_and_moved_by_its_channels() -> None:
+    """A drafting block on the last rank: its row is dealt out by columns, and one rank has none of them."""
+    form = columns_of((1, 9, 9), 2)
+    assert form.channels == ((), (Run(0, 1),), (Run(1, 2),))
+    homes = (StateHome(0, form_of((1, 1, 1))), StateHome(2, form))
+    geometry = FlipGeometry(OwnerRule((1, 1, 1)), (), homes, (1,), 4)
+    assert [geometry.state_layers(TENSOR, rank) for rank in range(3)] == [(0,), (0, 1), (0, 1)]
+    assert [geometry.state_layers(PIPELINE, rank) for rank in range(3)] == [(0,), (), (1,)]
+    plan = moves(geometry, Live((ints(()),), ints({1, 3})), Toward.TENSOR)
+    given = {(each.source, each.target): each for each in plan.payloads if each.source == 2}
+    assert set(given) == {(2, 1), (2, 2)}
+    (part,) = given[2, 2].states
+    assert (part.layer, part.channels, part.dealt_channels, part.heads) == (1, (Run(1, 2),), (Run(0, 1),), ())
+    assert given[2, 1].nbytes == given[2, 2].nbytes == 2 * 4
 
 
 def test_bits_are_read_from_the_lowest() -> None:

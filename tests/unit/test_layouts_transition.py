@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from budget.vectors import moved_cells
 from homeserve.layouts.cut import cut_by_ratio
 from homeserve.layouts.owner import OwnerRule
-from homeserve.layouts.partition import Run, key_heads
+from homeserve.layouts.partition import Run, ffn_columns, key_heads
 from homeserve.layouts.shards import Piece, TensorForm, by_columns, by_rows, copied
 from homeserve.layouts.transition import (
     KvLive,
@@ -164,18 +164,20 @@ def test_states_of_one_request() -> None:
     st.booleans(),
 )
 def test_each_state_moves_exactly_once_and_back(vector: tuple[int, ...], slots: set[int], unified: bool) -> None:
-    stages = ((0, 1), (2,), ())
-    forms = dict.fromkeys(range(3), delta_form(vector))
+    stages = ((0, 1), (2,), (3,))
+    row = StateForm(tuple((run,) for run in ffn_columns(5120, 256, vector).runs), ((), (), ()), 4, 0)
+    forms = dict.fromkeys(range(3), delta_form(vector)) | {3: row}
     there = state_legs(stages, forms, slots, Toward.TENSOR, unified=unified)
     live: dict[tuple[str | int, ...], int] = {}
-    for layer in range(3):
-        for slot in slots:
+    for slot in slots:
+        live[("conv", 3, slot)] = 5120  # of a drafting block: a row without heads
+        for layer in range(3):
             live |= {("conv", layer, slot): 10240, ("heads", layer, slot): 48}
     check_cover(there, live, None)
     back = state_legs(stages, forms, slots, Toward.PIPELINE, unified=unified)
     check_cover(back, live, None)
     assert back == tuple(leg.turned for leg in there)
-    assert totals(there, 3).total == (0 if unified else len(slots) * 3 * (10240 * 6 + 48 * 128 * 128 * 2))
+    assert totals(there, 3).total == (0 if unified else len(slots) * (3 * (10240 * 6 + 48 * 128 * 128 * 2) + 5120 * 4))
     for rank in range(3):  # packed without a gap
         for slot in slots:
             own = [leg.target_rows for leg in there if leg.target == rank and leg.pool == ("heads", 2, slot)]

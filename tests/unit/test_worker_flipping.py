@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import families_rig
 import pytest
 from flip_rig import FakeLayouts, hybrid
 
 from backends.base import PAGE_LEN, KvLayer, KvPool
 from backends.quant import QuantType
 from homeserve.errors import SettingError, UnsupportedModel
-from homeserve.layouts.moves import FlipGeometry
+from homeserve.layouts.moves import FlipGeometry, StateHome
 from homeserve.layouts.owner import OwnerRule
-from homeserve.layouts.share import PIPELINE, TENSOR
-from homeserve.worker.flipping import check_pools, check_rows
+from homeserve.layouts.partition import Run
+from homeserve.layouts.share import PIPELINE, TENSOR, Share
+from homeserve.layouts.transition import StateForm
+from homeserve.models.bind import bind
+from homeserve.models.dividing import divided
+from homeserve.worker.flipping import check_pools, check_rows, checked_geometry
 
 RULE = OwnerRule.of((2, 1, 1), PAGE_LEN)
 SLOTS = 8 * PAGE_LEN
@@ -61,3 +66,44 @@ def test_e5_in_unified_memory_there_is_one_pool() -> None:
     check_pools(RULE, (SLOTS,), 0, {PIPELINE: pool(8), TENSOR: pool(9)}, unified=True)
     with pytest.raises(AssertionError, match="the pipeline layout has 112 rows for 128 slots"):
         check_pools(RULE, (SLOTS,), 0, {PIPELINE: pool(7), TENSOR: pool(9)}, unified=True)
+
+
+# ------------------------------------------------------------------------------------------------------ drafting blocks
+
+VECTOR, GROUP = (2, 1, 1), (8 * PAGE_LEN,)
+
+
+def geometry_of(rank: int, layouts: FakeLayouts, *, drafts: bool) -> FlipGeometry:
+    """Of a made-up model with a drafting block behind three layers, on ranks of one layer each."""
+    family, config, tensors = families_rig.made("qwen35", families_rig.STACKS["three, nextn"])
+    ranges = [(0, 1), (1, 2), (2, 3)]
+    bounds = [bind(family, config, tensors, Share.pipeline(at, ranges), drafts=drafts) for at in range(3)]
+    forms = divided(family, config, tensors, VECTOR, drafts=drafts).states
+    pools = {PIPELINE: pool(9), TENSOR: pool(6)}
+    return checked_geometry(bounds, forms, VECTOR, GROUP, SLOTS_OF_STATES, layouts, rank, pools, unified=True)
+
+
+SLOTS_OF_STATES = 4
+
+
+def test_a_drafting_block_moves_as_the_last_layer_of_the_last_rank() -> None:
+    layouts = FakeLayouts(hybrid(), 0)
+    plain, drafts = (geometry_of(0, layouts, drafts=each) for each in (False, True))
+    assert [home.stage for home in plain.kv] == [1] and [home.stage for home in drafts.kv] == [1, 2]
+    assert [home.stage for home in plain.states] == [0, 2] and [home.stage for home in drafts.states] == [0, 2, 2]
+    last = drafts.states[-1].form
+    assert last.channels == ((Run(0, 16),), (Run(16, 24),), (Run(24, 32),)) and last.heads == ((), (), ())
+    assert drafts.kv_layers(PIPELINE, 2) == (1,) and drafts.state_layers(PIPELINE, 2) == (1, 2)
+    assert [drafts.state_layers(TENSOR, rank)[-1] for rank in range(3)] == [2, 2, 2]
+
+
+def test_a_row_without_heads_of_another_length_is_refused() -> None:
+    """Of a row of 4 bytes a value, which rank 1 has no value of."""
+    form = StateForm(((Run(0, 3),), (), (Run(3, 5),)), ((), (), ()), 4, 0)
+    geometry = replace(hybrid(), states=(*hybrid().states, StateHome(1, form)))
+    for rank in range(3):
+        check_rows(geometry, FakeLayouts(geometry, rank), rank)
+    other = replace(geometry, states=(*hybrid().states, StateHome(1, replace(form, channel_bytes=8))))
+    for rank, takes in ((0, "24 bytes in the pipeline layout and 12"), (1, "12 bytes in the pipeline layout and 24")):
+        with pytest.raises(UnsupportedModel, match=f"states of linear layer 2 takes {takes} in the tensor layout"):
+            check_rows(other, FakeLayouts(geometry, rank), rank)
