@@ -31,6 +31,8 @@ LIMITS = Limits(rows=64, logit_rows=40, lanes=LANES, lane_pages=LANE_PAGES, held
 STALE = -7
 """What lies in a slot that nobody wrote."""
 GREEDY = Sampling(temperature=0.0)
+SHUFFLED: list[int] = np.random.default_rng(5).permutation(PAGES).tolist()
+"""Pages are dealt in this order, so that no lane has neighbours."""
 Logits = npt.NDArray[np.float32]
 Wrong = Callable[[int], bool]
 
@@ -201,13 +203,13 @@ class Desk:
         """The next `count` rows of a request; not `told`: the rank knows its last token."""
         first = request.computed
         known = request.tokens[first : first + count]
-        pages = np.random.default_rng(5).permutation(PAGES)[request.lane * LANE_PAGES :][:LANE_PAGES]
+        pages = SHUFFLED[request.lane * LANE_PAGES :][:LANE_PAGES]
         return LaneRows(
             request.lane,
             request.number,
             first,
             pack_ints(known) if told else b"",
-            b"" if first else pack_ints(pages.tolist()),
+            b"" if first else pack_ints(pages),
             first + count >= len(request.tokens),
             save=save,
             drafts=drafts,
@@ -218,6 +220,12 @@ class Desk:
         first = [self.requests[each.lane] for each in rows if not each.start]
         new = tuple(NewLane(each.lane, each.number, each.prompt_len, each.sampling) for each in first)
         return Plan(self.seq, 0, PlanKind.MIXED, 7, (), new, rows)
+
+    def flush(self) -> Plan:
+        """All lanes are free behind it."""
+        self.seq += 1
+        self.requests.clear()
+        return Plan(self.seq, 0, PlanKind.FLUSH, 7)
 
     def run(self, *rows: LaneRows) -> Answer:
         plan = self.plan(*rows)
