@@ -158,10 +158,10 @@ class Drafting:
             prompt = self.prompts.draw(SHORT_PROMPT)
             for server in order:
                 timing = answered(server, prompt, self.prompts)
-                self.say(server, each.name, run, timing.decode_tok_s)
-                self.say(server, f"{each.name}_ms", run, 1000 * step_s(timing, server is ours))
                 if server is ours:
                     check(each, timing)
+                self.say(server, each.name, run, timing.decode_tok_s)
+                self.say(server, f"{each.name}_ms", run, 1000 * step_s(timing, server is ours))
 
     def new(self) -> None:
         """Behind the first tokens of an answer, and the plain one once more on the other side of ours."""
@@ -233,7 +233,7 @@ def step_s(timing: Timing, drafts: bool) -> float:
 def check(forced: Forced, timing: Timing) -> None:
     """That as many drafts counted as were to: in every round but the last ones, which may have fewer. Raises
     RuntimeError."""
-    rounds, accepted = timing.draft["rounds"], timing.draft["accepted"]
+    rounds, accepted = timing.draft.get("rounds", 0), timing.draft.get("accepted", 0)
     missing = rounds * forced.accepted - accepted
     if rounds == 0 or not 0 <= missing <= forced.drafts * (forced.drafts + 1):
         raise RuntimeError(f"{accepted} drafts counted in {rounds} rounds, where {forced.accepted} of each were to")
@@ -247,5 +247,5 @@ def together(timings: Sequence[Timing]) -> float:
 
 def accept_length(timings: Sequence[Timing]) -> float:
     """Tokens for each round; 1 where nothing was drafted."""
-    rounds = sum(timing.draft["rounds"] for timing in timings)
-    return 1.0 + (sum(timing.draft["accepted"] for timing in timings) / rounds if rounds else 0.0)
+    rounds = sum(timing.draft.get("rounds", 0) for timing in timings)
+    return 1.0 + (sum(timing.draft.get("accepted", 0) for timing in timings) / rounds if rounds else 0.0)

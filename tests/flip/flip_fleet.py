@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from homeserve import checkpoint as checkpoints
 from homeserve.fleet import ActSizes, Fleet, FleetSpec, Loss
+from homeserve.models import registry
 from homeserve.wire.records import (
     PACK,
     VERIFY,
@@ -42,6 +44,18 @@ PAGE, LANES, LANE_PAGES, ROWS, PAGES, CHECKPOINTS = 16, 4, 8, 64, 64, 2
 HIDDEN = 192
 PATIENCE_S = 60.0
 TRANSIT_BYTES = 8 << 20
+
+
+NAN = b"\x00\x00\xc0\x7f"
+"""As 32-bit floats have it."""
+
+
+def poison(rows: Iterable[tuple[int, int, int]]) -> None:
+    """Write NaN over the memory of processes: (pid, address, bytes)."""
+    for pid, address, size in rows:
+        with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
+            memory.seek(address)
+            assert memory.write(NAN * (size // 4)) == size
 
 
 def bits(numbers: Iterable[int]) -> bytes:
@@ -344,6 +358,35 @@ class Play:
         slots = {each.lane for each in self.requests.values()} | set(self.saved) if self.recurrent else ()
         live = FlipLive((bits(pages),) * (1 + len(self.windows)), bits(slots))
         return FlipOrder(self.flips, self.flips, OTHER[self.layout], PACK, live)
+
+    def drafting_rows(self) -> list[tuple[int, int, int]]:
+        """(pid, address, bytes) of the drafting block's K and V on each rank that has some, in every layout's pool: its
+        layer is the last one. Of a rank in this process too."""
+        held = self.fleet.regions() if isinstance(self.fleet, Fleet) else [(0, os.getpid(), self.facts[0].regions)]
+        found = []
+        for rank, pid, regions in held:
+            pools = [(address, size) for line, address, size in regions if line == "kv"]
+            for (address, size), layers in zip(pools, self.kv_layers(rank), strict=True):
+                if layers:
+                    assert size % layers == 0
+                    found.append((pid, address + size - size // layers, size // layers))
+        return found
+
+    def kv_layers(self, rank: int) -> list[int]:
+        """Of each pool on a rank, in the order of its regions: layers, all of one shape; 0 where none drafts."""
+        checkpoint = checkpoints.open(self.load_spec.path, registry.folder_families)
+        try:
+            declared = registry.family(checkpoint.arch)
+            config = declared.config_from(checkpoint.metadata)
+            attention = [not config.is_recurrent(layer) for layer in range(config.layers)]
+        finally:
+            checkpoint.close()
+        whole = sum(attention) + 1
+        if self.ranks == 1 or self.spec.unified:
+            return [whole]
+        first, end = self.load_spec.ranges[rank]
+        sizes = {"tensor": whole, "pipeline": sum(attention[first:end]) + 1 if rank == self.ranks - 1 else 0}
+        return [sizes[self.load_spec.layout], sizes[OTHER[self.load_spec.layout]]]
 
     async def plan(self, kind: PlanKind, order: FlipOrder) -> tuple[Result, ...]:
         epoch = order.epoch if kind is PlanKind.FLIP_COMMIT else self.epoch

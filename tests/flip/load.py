@@ -89,6 +89,8 @@ class Answer:
     whole: bool = False
     crossed: int = 0
     cached: int = 0
+    draft: dict[str, Any] = field(default_factory=dict)
+    """What was drafted for it."""
 
 
 # ------------------------------------------------------------------------------------------------------------- the asks
@@ -239,6 +241,7 @@ def _take(answer: Answer, told: dict[str, Any]) -> int:
     if told.get("homeserve"):
         answer.crossed = told["homeserve"]["flips_crossed"]
         answer.cached = told["homeserve"]["cached_tokens"]
+        answer.draft = told["homeserve"]["draft"] or {}
         assert told["homeserve"]["restarts"] == 0, "a rank was lost"
     pieces = 0
     for choice in told["choices"]:
