@@ -26,7 +26,7 @@ from homeserve.worker.places import PagePlaces
 from homeserve.worker.runner import Answer, Runner
 from homeserve.worker.side import InPlace, Side
 
-VOCAB, LANES, LANE_PAGES, PAGES, DRAFTS = 24, 4, 4, 20, 4
+VOCAB, LANES, LANE_PAGES, PAGES, DRAFTS = 24, 4, 6, 26, 4
 LIMITS = Limits(rows=64, logit_rows=40, lanes=LANES, lane_pages=LANE_PAGES, held_rows=LANES * (1 + DRAFTS))
 STALE = -7
 """What lies in a slot that nobody wrote."""

@@ -19,7 +19,7 @@ in a fleet's whole life, so the worker that takes the dead one's place lives.
 
 Drafts for tests, as text too (`LoadSpec.drafts_test`):
 
-    wrong      every draft is another token than the one that was drafted: the least likely one
+    wrong      every draft is another token than the one that was drafted, the least likely one, and none counts
     accept:N   exactly the first N drafts of a row count, whatever was drawn (what is answered is not the model's then,
                unless N is 0)
 """
@@ -92,7 +92,7 @@ def parse_drafts(text: str) -> ForcedDrafts:
     """What `text` makes of drafts; nothing for an empty one. Raises SettingError naming what is wrong with it."""
     name, _, count = text.partition(":")
     if text in ("", "wrong"):
-        return ForcedDrafts(wrong=text == "wrong")
+        return ForcedDrafts(wrong=True, accept=0) if text else ForcedDrafts()
     if name == "accept" and count.isascii() and count.isdigit() and len(count) <= 4:
         return ForcedDrafts(accept=int(count))
     raise SettingError(

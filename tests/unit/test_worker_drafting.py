@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draft_rig import DRAFTS, GREEDY, LANES, VOCAB, Desk, Ranks, Toy, mixed, plainly
+from draft_rig import DRAFTS, GREEDY, LANE_PAGES, LANES, PAGES, VOCAB, Desk, Ranks, Toy, mixed, plainly
 from ranks import on_paper, shape_of
 
 from backends.base import Limits
@@ -259,7 +259,7 @@ def test_steps_of_drafting_are_timed_and_the_blocks_own_rows_are_counted(monkeyp
     assert answer.draft_us == 5000
     census = desk.runner.run(Plan(99, 0, PlanKind.CENSUS, 7)).census
     assert [(pool.pool, pool.capacity, pool.lanes) for pool in census] == [
-        (name, 320, ((1, 11, 4),)) for name in ("kv", "draft")
+        (name, 16 * PAGES, ((1, 11, LANE_PAGES),)) for name in ("kv", "draft")
     ]
 
 
@@ -354,9 +354,9 @@ def test_rows_with_drafts_that_do_not_fit_are_refused(changes: dict[str, Any], w
 @pytest.mark.parametrize(
     ("limits", "why"),
     [
-        (Limits(7, 40, LANES, 4, 20), "a plan of 8 rows is more than 7"),
-        (Limits(64, 7, LANES, 4, 20), "logits of 8 rows are more than 7"),
-        (Limits(64, 40, LANES, 4, 7), "8 rows whose states are held are more than 7"),
+        (Limits(7, 40, LANES, LANE_PAGES, 20), "a plan of 8 rows is more than 7"),
+        (Limits(64, 7, LANES, LANE_PAGES, 20), "logits of 8 rows are more than 7"),
+        (Limits(64, 40, LANES, LANE_PAGES, 7), "8 rows whose states are held are more than 7"),
     ],
 )
 def test_rows_of_drafts_count_for_every_limit(limits: Limits, why: str) -> None:

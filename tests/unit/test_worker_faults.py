@@ -54,7 +54,7 @@ def test_a_wrong_one_says_what_is_wrong(text: str, says: str) -> None:
     ("text", "means"),
     [
         ("", ForcedDrafts()),
-        ("wrong", ForcedDrafts(wrong=True)),
+        ("wrong", ForcedDrafts(wrong=True, accept=0)),
         ("accept:0", ForcedDrafts(accept=0)),
         ("accept:3", ForcedDrafts(accept=3)),
     ],
@@ -63,7 +63,9 @@ def test_drafts_for_tests_are_wrong_or_count_whatever_was_drawn(text: str, means
     assert parse_drafts(text) == means
 
 
-@pytest.mark.parametrize("text", ["right", "accept", "accept:", "accept:-1", "accept:\u0663", "accept:99999", "wrong:1"])
+@pytest.mark.parametrize(
+    "text", ["right", "accept", "accept:", "accept:-1", "accept:\u0663", "accept:99999", "wrong:1"]
+)
 def test_other_drafts_for_tests_are_refused(text: str) -> None:
     with pytest.raises(SettingError) as caught:
         parse_drafts(text)
