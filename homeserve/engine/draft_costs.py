@@ -10,6 +10,7 @@ sequences that was never measured costs, beside its own plain plan, what the nea
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from statistics import median_low
 
 KEPT = 7
@@ -69,15 +70,27 @@ class DraftCosts:
 
     def ratio(self, lanes: int, drafts: int) -> float:
         """Time of such a plan, as a multiple of a plain one's."""
-        line, per_lane = self._nearest(lanes), drafts / lanes
-        for (left, low), (right, high) in zip(line, line[1:], strict=False):
-            if per_lane <= right:
-                return low + (high - low) * (per_lane - left) / (right - left) if right > left else high
-        last, ratio = line[-1]
-        return ratio + GUESS * (per_lane - last)
+        return self.curve(lanes)(drafts)
+
+    def curve(self, lanes: int) -> Callable[[int], float]:
+        """The same of any number of drafts."""
+        line = self._nearest(lanes)
+        return lambda drafts: _at(line, drafts / lanes)
 
     def _nearest(self, lanes: int) -> list[tuple[float, float]]:
-        known = [count for count, of in self._lanes.items() if of.knows_plain]
-        if not known:
-            return [(0.0, 1.0)]
-        return self._lanes[min(known, key=lambda count: (max(count, lanes) / min(count, lanes), count))].line
+        of = self._lanes.get(lanes)
+        if of is None or not of.knows_plain:
+            known = [count for count, other in self._lanes.items() if other.knows_plain]
+            if not known:
+                return [(0.0, 1.0)]
+            of = self._lanes[min(known, key=lambda count: (max(count, lanes) / min(count, lanes), count))]
+        return of.line
+
+
+def _at(line: list[tuple[float, float]], drafts: float) -> float:
+    left, low = line[0]
+    for right, high in line:
+        if drafts <= right:
+            return low + (high - low) * (drafts - left) / (right - left) if right > left else high
+        left, low = right, high
+    return low + GUESS * (drafts - left)

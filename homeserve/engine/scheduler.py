@@ -196,7 +196,7 @@ class Scheduler:
         if draft is None:
             return []
         emits: list[Emit] = []
-        drawn: dict[int, list[Sample]] = {}
+        drawn: dict[int, list[Sample]] = {key: [] for key in draft.rounds}
         for sample in samples:
             drawn.setdefault(sample.request, []).append(sample)
         for key, of_it in drawn.items():

@@ -171,13 +171,13 @@ class Drafting:
         if not rows or not self.adapts:
             return
         costs, lanes = self._of(layout), len(rows)
+        ratio = costs.curve(lanes)
         drafts = sum(tried for _, tried, _ in rows)
         usual = sum(min(tried, of.usual) for of, tried, _ in rows)
         gained = sum(max(0, drawn - of.usual) for of, _, drawn in rows)
         for of, tried, drawn in rows:
             self._judge(of, tried, drawn)
-        cost = costs.ratio(lanes, drafts) - costs.ratio(lanes, usual)
-        self._purse = min(PURSE, self._purse + PROBE_SHARE + gained / lanes - cost)
+        self._purse = min(PURSE, self._purse + PROBE_SHARE + gained / lanes - ratio(drafts) + ratio(usual))
         costs.add(lanes, drafts, seconds)
 
     # ---------------------------------------------------------------------------------------------------- inside
@@ -198,8 +198,8 @@ class Drafting:
         able = [at for at, (_, most) in enumerate(asked) if chosen[at] < most]
         if not able:
             return chosen
-        total = sum(chosen)
-        cost = costs.ratio(len(asked), total + len(able)) - costs.ratio(len(asked), total)
+        total, ratio = sum(chosen), costs.curve(len(asked))
+        cost = ratio(total + len(able)) - ratio(total)
         longest = max(GAP_FIRST, cost / PROBE_LEAST)
         gaps = {at: min(asked[at][0].gap, longest) for at in able}
         if self._purse < min(cost, PURSE) or all(asked[at][0].quiet < gap for at, gap in gaps.items()):
@@ -212,7 +212,7 @@ def _best(asked: Sequence[tuple[Drafted, int]], costs: DraftCosts) -> list[int]:
     """The drafts of each sequence with which a plan emits the most tokens in its time."""
     lanes = len(asked)
     chosen, taken, tokens = [0] * lanes, [0] * lanes, float(lanes)
-    best = MARGIN * tokens
+    best, ratio = MARGIN * tokens, costs.curve(lanes)
     heap = [(-of.chance(0), at) for at, (of, most) in enumerate(asked) if most]
     heapq.heapify(heap)
     drafts = 0
@@ -224,6 +224,6 @@ def _best(asked: Sequence[tuple[Drafted, int]], costs: DraftCosts) -> list[int]:
         tokens -= gain
         if taken[at] < most:
             heapq.heappush(heap, (gain * of.chance(taken[at]), at))
-        if (value := tokens / costs.ratio(lanes, drafts)) > best:
+        if (value := tokens / ratio(drafts)) > best:
             chosen, best = list(taken), value
     return chosen

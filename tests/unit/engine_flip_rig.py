@@ -46,10 +46,11 @@ OTHER = {PIPELINE: TENSOR, TENSOR: PIPELINE}
 FLIP_KINDS = (PlanKind.FLIP_PREPARE, PlanKind.FLIP_COMMIT, PlanKind.FLIP_ABANDON)
 
 
-def flip_limits(groups: int = 1, **more: Any) -> FlipLimits:
+def flip_limits(groups: int = 1, *, drafts: int = 0, **more: Any) -> FlipLimits:
+    """`drafts`: the most of a round in the tensor layout; in the other one nothing is drafted."""
     layouts = {
         PIPELINE: LayoutLimits(PIPELINE, RANKS, RANKS + 1),
-        TENSOR: LayoutLimits(TENSOR, 1, 2, (2, 1, 1)),
+        TENSOR: LayoutLimits(TENSOR, 1, 2, (2, 1, 1), drafts),
     }
     sizes: dict[str, Any] = {"transit_bytes": 1 << 30, "cache_bytes": 1 << 20, "policy": "manual", "calibrate": False}
     return FlipLimits(layouts, PIPELINE, (PAGE_BYTES,) * groups, STATE_BYTES, **{**sizes, **more})

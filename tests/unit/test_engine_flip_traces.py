@@ -35,13 +35,15 @@ def test_flips_without_trouble_are_all_committed(seed: int) -> None:
 
 
 class ScheduleTrace(Trace):
-    """The scheduler alone, and a rank that forgets in each flip what is not said to be live."""
+    """The scheduler alone, and a rank that forgets in each flip what is not said to be live. `flip_drafts`: those of a
+    round in the tensor layout."""
 
-    def __init__(self, seed: int, **sizes: Any) -> None:
+    def __init__(self, seed: int, *, flip_drafts: int = 0, **sizes: Any) -> None:
         super().__init__(seed, decode_groups=3, plans_in_flight=4, **sizes)
         self.transit_bytes = self.random.choice([0, 40_000, 1 << 30])
         groups = len(self.limits.groups)
-        flips = flip_limits(groups, cache_bytes=self.random.choice([0, 700, 1 << 30]), transit_bytes=self.transit_bytes)
+        cache_bytes = self.random.choice([0, 700, 1 << 30])
+        flips = flip_limits(groups, drafts=flip_drafts, cache_bytes=cache_bytes, transit_bytes=self.transit_bytes)
         self.limits = replace(self.limits, flip=replace(flips, state_bytes=STATE_BYTES * self.limits.recurrent))
         self.scheduler = type(self.scheduler)(self.limits)
         self.layout, self.flips = PIPELINE, 0

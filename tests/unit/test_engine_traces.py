@@ -67,9 +67,12 @@ class Lane:
 
 
 class Rank:
-    """Runs drafts in order, as a worker does."""
+    """Runs drafts in order, as a worker does. Of what it drafts in a round, `luck` is the share that is right."""
 
-    def __init__(self, recurrent: bool = False, windows: tuple[int, ...] = (0,)) -> None:
+    def __init__(self, recurrent: bool = False, windows: tuple[int, ...] = (0,), seed: int = 0) -> None:
+        self.random = random.Random(seed)
+        self.luck = 0.7
+        self.rounds = self.accepted = 0
         self.slots: dict[tuple[int, int], tuple[int, int]] = {}
         self.windows = windows
         self.lanes: dict[int, Lane] = {}
@@ -91,7 +94,7 @@ class Rank:
             self._append_pages(rows)
         for rows in draft.rows:
             self._store(rows)
-        samples = [sample for rows in draft.rows if (sample := self._read(rows)) is not None]
+        samples = [sample for rows in draft.rows for sample in self._read(rows)]
         for rows in draft.rows:
             if rows.save >= 0:
                 self.checkpoints[rows.save] = self.lanes[rows.lane].state
@@ -108,7 +111,7 @@ class Rank:
     def _store(self, rows: LaneRows) -> None:
         lane = self.lanes[rows.lane]
         inputs = list(unpack_ints(rows.tokens)) if rows.tokens else [lane.last]
-        del lane.history[rows.start :]
+        assert not lane.history or rows.start == len(lane.history), "rows do not go on where the last ones ended"
         while len(lane.history) < rows.start:  # a prefix hit: the history is what the pages say
             lane.history.append(self.slots[lane.slot(0, len(lane.history))])
         for token in inputs:
@@ -116,8 +119,20 @@ class Rank:
             for group in range(len(self.windows)):
                 self.slots[lane.slot(group, len(lane.history))] = (token, digest([token], before))
             lane.history.append((token, digest([token], before)))
+        if rows.drafts:
+            assert len(inputs) == 1 and rows.sample and rows.save < 0 and rows.prompt_logprobs < 0
+            self._store_drafts(lane, rows.drafts)
 
-    def _read(self, rows: LaneRows) -> Sample | None:
+    def _store_drafts(self, lane: Lane, drafts: int) -> None:
+        """A chain of guesses; a row of each is stored, right or wrong."""
+        for _ in range(drafts):
+            before = lane.history[-1][1]
+            token = (before + (self.random.random() >= self.luck)) % VOCAB
+            for group in range(len(self.windows)):
+                self.slots[lane.slot(group, len(lane.history))] = (token, digest([token], before))
+            lane.history.append((token, digest([token], before)))
+
+    def _read(self, rows: LaneRows) -> list[Sample]:
         lane = self.lanes[rows.lane]
         for group, window in enumerate(self.windows):
             first = max(0, rows.start - window + 1) if window else 0
@@ -126,11 +141,24 @@ class Rank:
         if self.recurrent:
             before = lane.history[rows.start - 1][1] if rows.start else 0
             assert lane.state == (rows.start, before) or not rows.start, "rows go on from a state of another place"
+        count = 1
+        if rows.drafts:
+            while count <= rows.drafts and lane.history[rows.start + count][0] == self._next(lane, rows.start + count):
+                count += 1
+            del lane.history[rows.start + count :]
+            self.rounds, self.accepted = self.rounds + 1, self.accepted + count - 1
         lane.state = (len(lane.history), lane.history[-1][1])
         if not rows.sample:
-            return None
-        lane.last = lane.history[-1][1] % VOCAB
-        return Sample(rows.lane, rows.request, len(lane.history), lane.last)
+            return []
+        end = len(lane.history)
+        lane.last = self._next(lane, end)
+        places = range(end - count + 1, end + 1)
+        return [Sample(rows.lane, rows.request, place, self._next(lane, place)) for place in places]
+
+    @staticmethod
+    def _next(lane: Lane, position: int) -> int:
+        """What is drawn for a position."""
+        return lane.history[position - 1][1] % VOCAB
 
 
 class Trace:
@@ -152,6 +180,8 @@ class Trace:
             checkpoints=limits.get("checkpoints", pick([0, 1, 2, 5])),
             decode_groups=limits.get("decode_groups", 1),
             token_vector=limits.get("token_vector", ()),
+            drafts=limits.get("drafts", 0),
+            drafts_adapt=limits.get("drafts_adapt", True),
         )
         if windows := limits.get("windows", ()):
             sizes = self.limits.kv_tokens, self.limits.running, self.limits.chunk
@@ -169,7 +199,8 @@ class Trace:
         self.stems = [tuple(self.random.randrange(VOCAB) for _ in range(60)) for _ in range(3)]
 
     def new_rank(self) -> Rank:
-        return Rank(self.limits.recurrent, tuple(window for _, window in self.limits.groups))
+        seed = self.random.randrange(1 << 30) if self.limits.most_drafts else 0
+        return Rank(self.limits.recurrent, tuple(window for _, window in self.limits.groups), seed)
 
     def submit(self) -> None:
         stem = self.random.choice(self.stems)[: self.random.randrange(1, 60)]
@@ -212,7 +243,8 @@ class Trace:
     def acknowledge(self) -> None:
         if self.flight:
             seq, draft = self.flight.popleft()
-            self.note(self.scheduler.apply(seq, self.rank.run(draft)))
+            drafts = sum(row.drafts for row in draft.rows)
+            self.note(self.scheduler.apply(seq, self.rank.run(draft), 1.0 + 0.1 * drafts))
 
     def lose(self, why: str = "", *, outside: bool = False) -> list[Emit]:
         self.flight.clear()

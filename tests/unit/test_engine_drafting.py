@@ -1,0 +1,286 @@
+"""Rounds of drafting in the schedule: random traces against a rank that drafts, and what each bound of a round is for.
+
+The rank of `test_engine_traces` stores a row of every draft, right or wrong, keeps of a round what was drawn, and
+asserts that the next row goes on exactly there, from the state of that place. So a round that is counted wrongly, a
+page that is not there or a state saved at another place shows at once, and a wrong answer is known without a model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from engine_flip_rig import PIPELINE, TENSOR, Asked, FlipTrace, SimFleet, ask, flip_limits, limits, run
+from test_engine_flip_traces import ScheduleTrace
+from test_engine_traces import END, Trace, answer
+from test_engine_traces import ask as add
+
+from backends.base import PAGE_LEN
+from homeserve.engine.request import FinishReason, GenerateCall
+from homeserve.engine.sequence import Sequence
+from homeserve.engine.sizes import plan_bytes_limit, result_bytes_limit
+from homeserve.engine.states import SPACING
+from homeserve.wire import codec
+from homeserve.wire.records import LaneRows, Logprobs, Result, Sample, Sampling
+
+
+class DraftTrace(Trace):
+    """A trace whose rank drafts, well or badly for a while."""
+
+    def __init__(self, seed: int, **sizes: Any) -> None:
+        sizes.setdefault("drafts", 1 + seed % 8)
+        sizes.setdefault("drafts_adapt", seed % 3 == 0)
+        super().__init__(seed, **sizes)
+        self.rounds = self.accepted = 0
+
+    def acknowledge(self) -> None:
+        self.rank.luck = self.random.choice([self.rank.luck] * 8 + [0.0, 0.7, 1.0])
+        before = self.rank.rounds, self.rank.accepted
+        super().acknowledge()
+        self.rounds += self.rank.rounds - before[0]
+        self.accepted += self.rank.accepted - before[1]
+
+    def issue(self) -> bool:
+        issued = super().issue()
+        if issued:
+            plans = [draft for _, draft in self.flight]
+            assert len(plans) == 1 or not any(draft.rounds for draft in plans), "something beside a plan with rounds"
+            assert all(row.drafts <= self.limits.drafts for draft in plans for row in draft.rows)
+        return issued
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_random_traces_with_drafts_end_right(seed: int) -> None:
+    """Aborts, stalls, preemption, losses, windows, groups, prefix hits: every answer is that of plain decoding."""
+    rounds = accepted = 0
+    for part in range(4):
+        windows = ((), (20,), (), (1, 33))[part]
+        trace = DraftTrace(
+            500 * seed + 7 * part, recurrent=part % 2 == 0, windows=windows, decode_groups=1 + (seed + part) % 5 // 4
+        )
+        trace.run()
+        counts = trace.scheduler.drafting.totals
+        assert counts.rounds <= trace.rounds and counts.accepted <= trace.accepted
+        rounds, accepted = rounds + counts.rounds, accepted + counts.accepted
+    assert rounds > 0 and accepted > 0
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_schedules_with_flips_and_drafts_end_right(seed: int) -> None:
+    """The same with flips: the tensor layout drafts, the other one does not."""
+    for part in range(3):
+        trace = ScheduleTrace(
+            90_000 + 10 * seed + part, flip_drafts=1 + seed % 4, recurrent=part != 1,
+            windows=((), (20,), (64,))[part], drafts_adapt=part == 2,
+        )  # fmt: skip
+        trace.run(120)
+        drafting = trace.scheduler.drafting
+        assert not drafting.totals.rounds or trace.flips, "drafts before the first flip"
+        assert drafting.first.rounds <= drafting.carried.rounds <= drafting.totals.rounds
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_happens_to_drafts_nothing_is_lost(seed: int) -> None:
+    """An engine whose tensor layout drafts: refusals, lies and losses at every step of a flip."""
+
+    async def body() -> None:
+        await FlipTrace(seed, flip=flip_limits(drafts=3), drafts_adapt=seed % 2 == 0).run()
+
+    run(body)
+
+
+# ---------------------------------------------------------------------------------------------------------- a round
+
+
+def drafting(drafts: int = 3, **sizes: Any) -> Trace:
+    """One or two at a time, every draft right, always as many as may be."""
+    more = {"context": 1024, "kv_tokens": 2048, "running": 2, "chunk": 64, **sizes}
+    trace = Trace(1, losses=False, plans_in_flight=2, prefill_delay=0, drafts=drafts, drafts_adapt=False, **more)
+    trace.rank.luck = 1.0
+    return trace
+
+
+def endless(trace: Trace, length: int, max_tokens: int = 500, **more: Any) -> Sequence:
+    """A call that no end token ends."""
+    prompt = tuple(8 + n % 40 for n in range(length))
+    sequence = trace.scheduler.add(GenerateCall("r", prompt, Sampling(), max_tokens, frozenset(), **more))
+    trace.calls[sequence.key], trace.shown[sequence.key] = sequence, []
+    return sequence
+
+
+def step(trace: Trace) -> tuple[LaneRows, ...]:
+    assert trace.issue()
+    rows = tuple(trace.flight[-1][1].rows)
+    trace.acknowledge()
+    return rows
+
+
+def test_a_round_begins_with_the_known_token_and_goes_on_behind_what_was_drawn() -> None:
+    trace = drafting()
+    sequence = endless(trace, 20)
+    step(trace)
+    (row,) = step(trace)
+    assert (row.start, row.drafts, list(memoryview(row.tokens).cast("i"))) == (20, 3, [sequence.tokens[20]])
+    assert (sequence.issued, sequence.pending, sequence.generated) == (24, 0, 5)
+    trace.rank.luck = 0.0
+    step(trace)
+    assert (sequence.issued, sequence.generated) == (25, 6)
+    (row,) = step(trace)
+    assert row.start == 25
+    counts = sequence.drafted.counts
+    assert (counts.rounds, counts.drafted, counts.accepted, counts.accept_len) == (3, 9, 3, 2.0)
+    assert counts.by_position == pytest.approx([1 / 3] * 3)
+
+
+def test_nothing_runs_ahead_of_a_round_and_plain_rows_do() -> None:
+    trace = drafting()
+    endless(trace, 20)
+    step(trace)
+    assert trace.issue() and not trace.issue()
+    trace.acknowledge()
+    plain = drafting(drafts=0)
+    endless(plain, 20)
+    assert plain.issue() and plain.issue()
+
+
+def test_a_call_without_drafts_has_none() -> None:
+    trace = drafting()
+    endless(trace, 20, drafts=False)
+    for _ in range(5):
+        assert all(row.drafts == 0 for row in step(trace))
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 9))
+def test_a_round_draws_no_more_than_is_asked_for(max_tokens: int) -> None:
+    trace = drafting(drafts=4)
+    sequence = endless(trace, 20, max_tokens)
+    most = 0
+    while not trace.scheduler.idle:
+        most = max(most, *(row.start + 1 + row.drafts for row in step(trace)))
+    assert len(trace.shown[sequence.key]) == max_tokens and trace.finish[sequence.key] is FinishReason.LENGTH
+    assert most <= 20 + max_tokens
+
+
+def test_a_round_stays_within_the_context() -> None:
+    trace = drafting(drafts=4, context=40)
+    sequence = endless(trace, 30)
+    rows = []
+    while not trace.scheduler.idle:
+        rows += step(trace)
+    assert len(sequence.tokens) == 40 and trace.finish[sequence.key] is FinishReason.LENGTH
+    assert max(row.start + row.drafts for row in rows) < 40
+
+
+def test_an_end_token_within_a_round_is_the_end_and_the_rest_is_nobodys() -> None:
+    prompt = next(p for n in range(99) if len(answer(p := (n, 3, 1, 4), 40)) % 5 == 2)
+    right = answer(prompt, 40)
+    trace = drafting(drafts=4)
+    sequence = add(trace, prompt, 40)
+    trace.finish_all()
+    assert trace.shown[sequence.key] == right and trace.finish[sequence.key] is FinishReason.STOP
+    counts = sequence.drafted.counts
+    assert counts.rounds + counts.accepted == len(right), "the first token is the prompt's; the end token counts"
+    assert trace.rank.accepted > counts.accepted
+
+
+def test_an_abort_gives_pages_back_when_its_round_is_back() -> None:
+    trace = drafting()
+    sequence = endless(trace, 14)
+    step(trace)
+    assert trace.issue() and len(trace.flight[0][1].rounds) == 1
+    trace.note(trace.scheduler.end(sequence, FinishReason.ABORT))
+    assert trace.scheduler.census()[0].live == 2
+    trace.acknowledge()
+    (census,) = trace.scheduler.census()
+    assert census.live == census.protected == 0 and trace.scheduler.idle
+    assert sequence.drafted.counts.rounds == 0, "a round that nobody was given"
+
+
+# ---------------------------------------------------------------------------------------------------------- reserve
+
+
+@pytest.mark.parametrize(("pages", "drafts"), [(3, [1, 1]), (4, [8, 1]), (5, [8, 8]), (6, [8, 8])])
+def test_a_round_displaces_nobody(pages: int, drafts: list[int]) -> None:
+    """Two that have a page each, of which one position is left beside the known token's: the others' next page is never
+    taken for drafts."""
+    trace = drafting(drafts=8, kv_tokens=pages * PAGE_LEN, context=256, prefix_cache=False)
+    endless(trace, 14, 60), endless(trace, 14, 60)
+    step(trace)
+    assert [row.drafts for row in step(trace)] == drafts
+    assert trace.scheduler.preemptions == 0
+
+
+def test_reserved_pages_are_the_next_rows_pages() -> None:
+    """Rounds of which nothing is drawn: the tables grow with the text, not with the drafts."""
+    trace = drafting(drafts=8)
+    trace.rank.luck = 0.0
+    sequence = endless(trace, 20)
+    for _ in range(60):
+        step(trace)
+        assert len(sequence.tables[0]) * PAGE_LEN < sequence.issued + 9 + PAGE_LEN
+        (census,) = trace.scheduler.census()
+        assert census.live + census.protected == len(sequence.tables[0])
+
+
+# ------------------------------------------------------------------------------------------------------- checkpoints
+
+
+@pytest.mark.parametrize("drafts", [1, 3, 8])
+def test_rounds_stop_before_a_checkpoint_and_a_plain_row_saves_it(drafts: int) -> None:
+    trace = drafting(drafts=drafts, recurrent=True, checkpoints=4, prefix_cache=True)
+    sequence = endless(trace, 50, 300)
+    saved = []
+    while not trace.scheduler.idle:
+        for row in step(trace):
+            assert row.start // SPACING == (row.start + row.drafts) // SPACING or not row.drafts
+            if row.save >= 0 and row.start >= 50:
+                saved.append(row.start + 1)
+    assert saved == [128, 256]
+    del trace.calls[sequence.key]  # its answer goes on behind the end token
+    follower = trace.scheduler.add(GenerateCall("r", tuple(sequence.tokens[:270]), Sampling(), 3, frozenset({END})))
+    trace.calls[follower.key], trace.shown[follower.key] = follower, []
+    trace.finish_all()
+    assert follower.hit_tokens == 256 and trace.rank.restored == 1
+
+
+def test_without_checkpoints_nothing_stops_a_round() -> None:
+    trace = drafting(recurrent=True, checkpoints=0)
+    endless(trace, 50, 300)
+    rows = [row for _ in range(60) for row in step(trace)]
+    assert all(row.drafts == 3 for row in rows[1:])
+
+
+# ------------------------------------------------------------------------------------------------------------- losses
+
+
+def test_a_suspect_is_tried_without_drafts_until_it_is_past_the_whole_round() -> None:
+    trace = drafting()
+    sequence = endless(trace, 20)
+    step(trace), step(trace)
+    assert trace.issue() and sequence.round == 3
+    reach = sequence.issued + 3
+    trace.rank, trace.flight = trace.new_rank(), type(trace.flight)()
+    trace.rank.luck = 1.0
+    trace.note(trace.scheduler.lose_fleet())
+    assert sequence.suspect and sequence.died_at == reach and sequence.round == 0
+    while sequence.suspect:
+        assert all(row.drafts == 0 for row in step(trace))
+    assert sequence.issued >= reach
+    assert any(row.drafts for row in step(trace) + step(trace))
+
+
+def test_a_rank_that_draws_what_cannot_be_is_not_believed() -> None:
+    for bad in (
+        lambda at: [],
+        lambda at: [at + 1],
+        lambda at: [at, at + 1, at + 2, at + 3, at + 4],
+        lambda at: [at, at],
+    ):
+        trace = drafting()
+        sequence = endless(trace, 20)
+        step(trace)
+        trace.issue()
+        seq, draft = trace.flight.popleft()
+        samples = [Sample(sequence.lane, sequence.key, place, 9) for place in bad(sequence.issued)]
+        with pytest.raises(RuntimeError, match="a round of 3 drafts at position 20 drew tokens at"):
+            trace.scheduler.apply(seq, samples)
