@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from fleet_rig import Fleet
 from flip_rig import Flipping, copy_home
 from nextn_oracle import Oracle, read
-from ranks import on_paper
+from ranks import Group, on_paper, over_memory
 from wide_models import DRAFTING, wide
 
-from backends.base import Backend, OpenOptions
+from backends.base import Backend, OpenOptions, WeightHome
 from backends.reference.backend import ReferenceBackend
 from backends.registry import open_backend
 from homeserve import checkpoint
@@ -35,6 +37,20 @@ def device(name: str) -> Callable[[], Backend]:
 
 def floats() -> Backend:
     return ReferenceBackend(OpenOptions())
+
+
+@pytest.fixture
+def acts() -> Iterator[Callable[[str, int], Group]]:
+    """How ranks of a backend exchange."""
+    with ExitStack() as stack:
+
+        def group(backend: str, ranks: int) -> Group:
+            if backend == "reference":
+                return on_paper(ranks)
+            native = stack.enter_context(closing(device("cpu")()))
+            return stack.enter_context(over_memory(native.library, ranks))  # type: ignore[attr-defined]
+
+        yield group
 
 
 def chains(fleet: Fleet, tokens: Sequence[int], drafted: np.ndarray, chunk: int) -> tuple[np.ndarray, np.ndarray]:
@@ -108,10 +124,10 @@ BOUNDS = {"reference": 1e-5, "cpu": 1e-3}
 """Logits of the made-up models are about 6; floats of 32 bits leave up to 5e-5 of them."""
 
 
-def fleet_of(form: str, layout: str, ratio: Sequence[int], backend: Callable[[], Backend]) -> Fleet:
+def fleet_of(form: str, layout: str, ratio: Sequence[int], backend: Callable[[], Backend], **more: Any) -> Fleet:
     model = wide(form, drafts=True)
     given = (model.family, model.config, model.tensors, layout, ratio, tuple(ratio)[::-1])
-    return Fleet(*given, backend=backend, drafts=True)
+    return Fleet(*given, backend=backend, drafts=True, **more)
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
@@ -126,14 +142,18 @@ def test_a_rank_alone_drafts_as_the_forward_does(form: str, backend: str) -> Non
 
 
 @pytest.mark.parametrize("ratio", VECTORS)
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("form", FORMS)
-def test_ranks_of_the_tensor_layout_draft_as_the_forward_does(form: str, ratio: tuple[int, ...]) -> None:
+def test_ranks_of_the_tensor_layout_draft_as_the_forward_does(
+    acts: Callable[[str, int], Group], form: str, backend: str, ratio: tuple[int, ...]
+) -> None:
     trunk, wanted, drafted = wanted_of(form)
-    fleet = fleet_of(form, "tensor", ratio, device("reference"))
+    fleet = fleet_of(form, "tensor", ratio, device(backend), group=acts(backend, len(ratio)))
     assert all(bound.drafts and bound.drafting_block for bound in fleet.bounds)
     got, found = chains(fleet, PROMPT, drafted, 9)
-    assert np.abs(found - wanted[::9]).max() < BOUNDS["reference"]
-    assert np.abs(got - trunk).max() < BOUNDS["reference"]
+    fleet.close()
+    assert np.abs(found - wanted[::9]).max() < BOUNDS[backend]
+    assert np.abs(got - trunk).max() < BOUNDS[backend]
     assert len(fleet.owners(1, len(PROMPT))) > 1, "rows of the drafting block lie on several ranks"
 
 
@@ -192,20 +212,41 @@ def test_rows_that_count_leave_what_plain_decoding_leaves(form: str, how: tuple[
     """For every number of rows, with another lane whose rows all count, and to the bit."""
     rows = PROMPT[11:15]
     for count in range(len(rows) + 1):
-        fleets = [fleet_of(form, *how, floats) for _ in range(2)]
-        for fleet in fleets:
-            fleet.run([(0, 0, PROMPT[:11]), (3, 0, OTHER_PROMPT[:5])])
-        held, plain = fleets
-        held.run([(3, 5, OTHER_PROMPT[5:6]), (0, 11, rows)], hold=[0])
-        held.accept([(0, count)])
-        plain.run([(3, 5, OTHER_PROMPT[5:6])])
-        for at in range(count):
-            plain.run([(0, 11 + at, rows[at : at + 1])])
+        held, plain = after_rows(form, how, rows, count, floats)
         for one, other in zip(held.programs, plain.programs, strict=True):
             mine, theirs = ([*each.states.conv, *each.states.matrix] for each in (one, other))
             assert all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
-        next_one, next_other = (each.run([(0, 11 + count, OTHER_PROMPT[:3])]) for each in fleets)
-        assert np.array_equal(next_one, next_other)
+        found = [each.run([(0, 11 + count, OTHER_PROMPT[:3])]) for each in (held, plain)]
+        assert np.array_equal(*found)
+
+
+def after_rows(
+    form: str, how: tuple[str, tuple[int, ...]], rows: Sequence[int], count: int, backend: Callable[[], Backend]
+) -> tuple[Fleet, Fleet]:
+    """Fleets in which the first `count` of `rows` follow a prompt: held and accepted, and one after another."""
+    held, plain = (fleet_of(form, *how, backend) for _ in range(2))
+    for fleet in (held, plain):
+        fleet.run([(0, 0, PROMPT[:11]), (3, 0, OTHER_PROMPT[:5])])
+    held.run([(3, 5, OTHER_PROMPT[5:6]), (0, 11, rows)], hold=[0])
+    held.accept([(0, count)])
+    plain.run([(3, 5, OTHER_PROMPT[5:6])])
+    for at in range(count):
+        plain.run([(0, 11 + at, rows[at : at + 1])])
+    return held, plain
+
+
+@pytest.mark.parametrize("form", sorted(DRAFTING))
+def test_rows_that_count_go_on_as_after_plain_decoding_on_the_cpu_backend(form: str) -> None:
+    """Logits of the trunk and of drafts are the same bits, whatever number of rows counted."""
+    rows = PROMPT[11:15]
+    for count in range(len(rows) + 1):
+        held, plain = after_rows(form, ("pipeline", (1,)), rows, count, device("cpu"))
+        found = []
+        for each in (held, plain):
+            drafts = [(0, 11 + count, 7, -1), (3, 6, 9, -1)]
+            found.append((each.draft(drafts), each.run([(0, 11 + count, OTHER_PROMPT[:3]), (3, 6, PROMPT[:2])])))
+            each.close()
+        assert all(np.array_equal(one, other) for one, other in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("form", sorted(DRAFTING))
@@ -218,13 +259,22 @@ def test_with_its_drafting_block_a_model_gives_the_same_bits(form: str) -> None:
 # -------------------------------------------------------------------------------------------------------------- flips
 
 
+def images_home(rank: int, ranks: int, whole: Any, fd: int) -> WeightHome:
+    return WeightHome("images", rank, ranks)
+
+
 @pytest.mark.parametrize("ratio", [(1, 1), (2, 1, 1)])
-@pytest.mark.parametrize("form", ["qwen35", "qwen3next"])
-def test_a_flip_moves_what_drafts_are_made_of(form: str, ratio: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("backend", "home"), [("reference", copy_home), ("cpu", copy_home), ("cpu", images_home)])
+@pytest.mark.parametrize("form", ["qwen35", "qwen35 blocks", "qwen3next"])
+def test_a_flip_moves_what_drafts_are_made_of(
+    acts: Callable[[str, int], Group], form: str, backend: str, home: Callable[..., WeightHome], ratio: tuple[int, ...]
+) -> None:
     """Prefilled in the pipeline layout, where nothing is drafted: the first step of the tensor layout drafts as one
     rank does that has seen it all, and so after a way back and forth."""
-    alone = fleet_of(form, "pipeline", (1,), floats)
-    ranks = Flipping(form, ratio, on_paper(len(ratio)), floats, copy_home, drafts=True)
+    opener = floats if backend == "reference" else device(backend)
+    alone = fleet_of(form, "pipeline", (1,), opener)
+    ranks = Flipping(form, ratio, acts(backend, len(ratio)), opener, home, drafts=True)
+    bound = 5e-3 if "blocks" in form else 2e-4
     for each in (alone, ranks):
         each.run([(0, 0, PROMPT[:37]), (2, 0, OTHER_PROMPT[:21])])
     for step, flips in enumerate((1, 2)):
@@ -233,7 +283,38 @@ def test_a_flip_moves_what_drafts_are_made_of(form: str, ratio: tuple[int, ...])
         drafts = [(0, 37 + step, PROMPT[37 + step], -1), (2, 21 + step, OTHER_PROMPT[21 + step], -1)]
         again = [(2, 22 + step, 17, 1), (0, 38 + step, 30, 0)]
         for rows in (drafts, again):
-            np.testing.assert_allclose(ranks.draft(rows), alone.draft(rows), atol=2e-4)
-        pieces = [(0, 37 + step, PROMPT[37 + step :][:1]), (2, 21 + step, OTHER_PROMPT[21 + step :][:1])]
-        np.testing.assert_allclose(ranks.run(pieces), alone.run(pieces), atol=2e-4)
+            np.testing.assert_allclose(ranks.draft(rows), alone.draft(rows), atol=bound)
+        pieces = [(0, 37 + step, [PROMPT[37 + step], 5, 6]), (2, 21 + step, [OTHER_PROMPT[21 + step], 7])]
+        np.testing.assert_allclose(*(each.run(pieces, hold=[0, 2]) for each in (ranks, alone)), atol=bound)
+        for each in (ranks, alone):
+            each.accept([(0, 1), (2, 1)])
     ranks.close()
+    alone.close()
+
+
+@pytest.mark.parametrize("ratio", VECTORS)
+@pytest.mark.parametrize("form", ["qwen35", "qwen35 blocks", "qwen3next"])
+def test_in_unified_memory_a_tensor_layout_drafts_from_what_a_pipeline_has_left(
+    acts: Callable[[str, int], Group], form: str, ratio: tuple[int, ...]
+) -> None:
+    """Over the same pools, where nothing moves."""
+    alone, group = fleet_of(form, "pipeline", (1,), device("cpu")), acts("cpu", len(ratio))
+    shared: dict[str, Any] = {"unified": True}
+    before = fleet_of(form, "pipeline", ratio, device("cpu"), group=group, later=("tensor", ratio), **shared)
+    after = fleet_of(form, "tensor", ratio, device("cpu"), over=before, **shared)
+    bound = 5e-3 if "blocks" in form else 2e-4
+    for each in (alone, before):
+        each.run([(0, 0, PROMPT[:36]), (2, 0, OTHER_PROMPT[:21])])
+        each.run([(0, 36, [PROMPT[36], 5, 6])], hold=[0])
+        each.accept([(0, 1)])
+    drafts = [(0, 37, PROMPT[37], -1), (2, 21, OTHER_PROMPT[21], -1)]
+    for rows in (drafts, [(2, 22, 17, 1), (0, 38, 30, 0)]):
+        np.testing.assert_allclose(after.draft(rows), alone.draft(rows), atol=bound)
+    for count in (2, 0):
+        found = []
+        for each in (after, alone):
+            found.append(each.run([(0, 37, [PROMPT[37], 8, 9]), (2, 21, OTHER_PROMPT[21:22])], hold=[0]))
+            each.accept([(0, count)])
+        np.testing.assert_allclose(*found, atol=bound)
+    for each in (alone, after, before):
+        each.close()
