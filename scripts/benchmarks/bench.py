@@ -11,19 +11,15 @@ work.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import random
-import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +31,7 @@ import psutil
 import rank_tests
 import search
 from measures import MEASURES, RESULTS, Measure, Prompts
+from origin import command, commit, cpu_name, today
 from report import MACHINE, OURS, Sample, SampleFile, report, table
 from servers import Server, homeserve, is_homeserve, llama_server, peer_isa, peer_version, realtime
 from subjects import SUBJECTS, Work, folder, work
@@ -422,38 +419,6 @@ class Run:
         self.samples.append(sample)
         self.file.add(sample)
         print(f"{subject.name:<28} {test:<14} {run}  {engine:<13} {value:12.2f} {unit}", file=sys.stderr, flush=True)
-
-
-def command(options: argparse.Namespace) -> str:
-    """How the run is repeated, without paths."""
-    words = ["scripts/bench"]
-    if options.peer:
-        words += ["--peer", Path(options.peer).name, "--full" if options.full else "--quick"]
-    words += ["--model", Path(options.model).name] if options.model else []
-    for name in ("models", "tests", "isa"):
-        words += [f"--{name}", value] if (value := getattr(options, name)) else []
-    return " ".join(words)
-
-
-def today() -> str:
-    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
-
-
-def cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    for line in info.read_text().splitlines() if info.exists() else []:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-@cache
-def commit() -> str:
-    """Of the checkout, when first asked: it may move on while a run takes its hours."""
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":
