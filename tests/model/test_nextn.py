@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import cache
@@ -94,6 +95,46 @@ def test_drafts_are_those_of_an_independent_forward(
     assert np.abs(trunk - oracle.logits(oracle.hidden(ids))).max() < TOLERANCE[backend]
     assert np.array_equal(found.argmax(axis=2), drafted[::chunk])
     assert len({tuple(each) for each in drafted}) > len(ids) // 2, "the drafts depend on the text"
+
+
+MTP_NAMES = {
+    "nextn.eh_proj": "fc",
+    "nextn.enorm": "pre_fc_norm_embedding",
+    "nextn.hnorm": "pre_fc_norm_hidden",
+    "nextn.shared_head_norm": "norm",
+    "attn_norm": "layers.0.input_layernorm",
+    "post_attention_norm": "layers.0.post_attention_layernorm",
+    **{f"attn_{part}": f"layers.0.self_attn.{part}_proj" for part in "qkv"},
+    **{f"attn_{part}_norm": f"layers.0.self_attn.{part}_norm" for part in "qk"},
+    "attn_output": "layers.0.self_attn.o_proj",
+    **{f"ffn_{part}": f"layers.0.mlp.{part}_proj" for part in ("gate", "up", "down")},
+}
+
+
+def test_a_safetensors_folder_with_a_drafting_block_drafts_as_the_file_does(tmp_path: Path) -> None:
+    """The block as Qwen stores it: names of its own, norms less one."""
+    oracle, ids = known(str(TINY / "qwen3_5_text_mtp.f32.gguf"))
+    wanted, drafted = oracle.chains(ids, DRAFTS)
+    for each in (TINY / "qwen3_5_text").iterdir():
+        (tmp_path / each.name).write_bytes(each.read_bytes())
+    raw = (tmp_path / "model.safetensors").read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header, data = json.loads(raw[8 : 8 + size]), bytearray(raw[8 + size :])
+    for role, name in MTP_NAMES.items():
+        values = oracle.weights[f"blk.4.{role}.weight"].astype(np.float32) - ("norm" in role)
+        offsets = [len(data), len(data) + values.nbytes]
+        header[f"mtp.{name}.weight"] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": offsets}
+        data += values.astype(np.float32).tobytes()
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    opened = checkpoint.open(str(tmp_path), registry.folder_families)
+    family = registry.family(opened.arch)
+    fleet = Fleet(family, family.config_from(opened.metadata), opened.tensors, backend=device("reference"), drafts=True)
+    _, found = chains(fleet, ids, drafted, 7)
+    fleet.close()
+    opened.close()
+    assert np.abs(found - wanted[::7]).max() < TOLERANCE["reference"]
 
 
 # --------------------------------------------------------------------------------------------------------- generated
