@@ -257,6 +257,8 @@ class ModelShape:
     """Floats of buffers and scratch for one row of a plan on the CPU; 0: estimated from the widths above."""
     draft_elements: int = 0
     """The same of what drafting adds for a row; 0: estimated."""
+    held_thread_elements: int = 0
+    """Floats that each thread has beside `LayerShape.held_elements` of the rows."""
     partial_elements: int = 0
     """Floats of one partial result of a split attention; 0: estimated."""
     query_heads: int = 0

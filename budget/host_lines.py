@@ -143,19 +143,23 @@ def workspace_bytes(
     context: int = 0,
     *,
     head: bool = True,
-    drafts: bool = False,
+    block: bool = False,
+    lanes: int = 0,
 ) -> int:
     """Buffers and scratch of the CPU backend for plans of `rows` rows, `logit_rows` of them with logits.
 
     `context` is the longest request in tokens (0: the model's own); `head` False is a rank of a pipeline that computes
-    no logits; `drafts`: the drafting block is here.
+    no logits. `block`: the drafting block is here, and all rows pass the last norm, not only those with logits;
+    `lanes`: so many requests take a step of drafting together.
     """
     context = context or shape.context
     total = (shape.row_elements or _row_elements(shape)) * rows * _FLOAT
-    if drafts:
+    if block:
         total += (shape.draft_elements or _draft_elements(shape)) * rows * _FLOAT
+        total += 2 * _padded(shape.hidden) * lanes * _FLOAT
     if head:
-        total += (2 * _padded(shape.hidden) + _padded(shape.vocab)) * logit_rows * _FLOAT
+        behind = 1 if block else 2
+        total += (behind * _padded(shape.hidden) + _padded(shape.vocab)) * logit_rows * _FLOAT
     partitions = _parts(_parts(context, PAGE), _PARTITION_PAGES)
     total += _SPLIT_ITEMS * threads * partitions * (shape.partial_elements or _partial_elements(shape)) * _FLOAT
     tiles, frequencies = 2 * rows * _FLOAT, _attention_of(shape)[2] // 2 * 8
@@ -173,9 +177,9 @@ def _row_elements(shape: ModelShape) -> int:
 
 
 def _draft_elements(shape: ModelShape) -> int:
-    """Likewise of drafting: the state behind the last norm and what comes of it, the embedding, both side by side, and
-    what a step of drafting hands to the next one."""
-    return 7 * _padded(shape.hidden)
+    """Likewise of drafting: the state behind the last norm and the block's norm of it, the embedding, and both side by
+    side."""
+    return 5 * _padded(shape.hidden)
 
 
 def _partial_elements(shape: ModelShape) -> int:

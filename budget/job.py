@@ -87,10 +87,11 @@ class Job:
     running: int
     memo: dict[tuple[object, ...], tuple[Share, ...]] = field(default_factory=dict, compare=False, repr=False)
     """Shares that were computed: many options look at the same cut."""
-    workspaces: dict[tuple[int, int, bool, bool], tuple[int, float]] = field(
+    workspaces: dict[tuple[int, int, bool, bool, int], tuple[int, float]] = field(
         default_factory=dict, compare=False, repr=False
     )
-    """Buffers that were computed, by threads, rows of logits, whether there is a head, and a drafting block."""
+    """Buffers that were computed, by threads, rows of logits, whether there is a head, a drafting block, and the
+    requests that draft with it."""
 
     @cached_property
     def layers(self) -> tuple[LayerShape, ...]:
@@ -175,16 +176,18 @@ class Job:
         """States of recurrent layers that the prefix cache keeps beside those of running requests: two for each."""
         return 2 * self.running if self.state_bytes and self.wish.prefix_cache else 0
 
-    def workspace(self, threads: int, logit_rows: int, *, head: bool, drafts: bool = False) -> tuple[int, float]:
-        """Bytes of the buffers of a rank's largest plan, and of each token of its longest request beside them.
-        `drafts`: it has the drafting block, where the model has one."""
-        drafts = drafts and bool(self.drafting)
-        key = threads, logit_rows, head, drafts
+    def workspace(
+        self, threads: int, logit_rows: int, *, head: bool, block: bool = False, drafts: bool = False
+    ) -> tuple[int, float]:
+        """Bytes of the buffers of a rank's largest plan, and of each token of its longest request beside them. `block`:
+        it has the drafting block, where the model has one; `drafts`: and drafts with it."""
+        block = block and bool(self.drafting)
+        lanes = self.running if block and drafts else 0
+        key = threads, logit_rows, head, block, lanes
         if key not in self.workspaces:
+            sizes = self.shape, self.rows, logit_rows, threads
             short, long = (
-                host_lines.workspace_bytes(
-                    self.shape, self.rows, logit_rows, threads, context, head=head, drafts=drafts
-                )
+                host_lines.workspace_bytes(*sizes, context, head=head, block=block, lanes=lanes)
                 for context in (_STEP, 2 * _STEP)
             )
             self.workspaces[key] = short, (long - short) / _STEP

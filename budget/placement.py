@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from budget.facts import LayerShape
 from budget.job import Job, Share, WindowRows
 from budget.ledger import PIPELINE, TENSOR
 from budget.vectors import VOCABULARY_UNIT, apportion
@@ -102,7 +103,7 @@ def _stack(job: Job, option: Option, part: range, *, first: bool, last: bool) ->
     kept = [job.layers[index] for index in part]
     if last:
         weights += job.head_bytes + job.shape.other_bytes + job.drafting_bytes
-        weights += sum(layer.bytes for layer in job.drafting)
+        weights += sum(_filled(layer) if option.shares_device else layer.bytes for layer in job.drafting)
         read += job.head_bytes
         kept += job.drafting
         state += sum(job.state(layer) for layer in job.drafting)
@@ -116,9 +117,15 @@ def _stack(job: Job, option: Option, part: range, *, first: bool, last: bool) ->
     return Share(weights, kv_row=kv_row, kv_fixed=padding, windows=windows, state=states, read=read, held=held)
 
 
+def _filled(layer: LayerShape) -> int:
+    """Of a drafting block's layer, what its K and V are made with: of several CPU ranks the last one of a pipeline
+    drafts nothing, and has no more of it."""
+    return layer.kv_bytes + layer.mixer_copies
+
+
 def whole_share(job: Job, option: Option) -> Share:
     """What ranks of one memory hold together, the same in either layout: the model once, and a page of padding."""
-    every = _stack(job, option, range(len(job.layers)), first=True, last=True)
+    every = _stack(job, replace(option, ranks=option.ranks[:1]), range(len(job.layers)), first=True, last=True)
     return replace(every, kv_fixed=PAGE * (every.kv_row + sum(rows.row for rows in every.windows)))
 
 

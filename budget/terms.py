@@ -103,7 +103,8 @@ def _standing(job: Job, option: Option, device: Device, rank: int, shard: Share 
 def _held_rows(job: Job, option: Option, device: int, share: Share | None) -> Iterable[Term]:
     """Of the layout that drafts, on the CPU: one rank, or the tensor layout."""
     if job.drafting and share is not None and share.held:
-        size = math.ceil(share.held * job.decode_rows) * FLOAT_BYTES
+        floats = share.held * job.decode_rows + max(1, job.wish.threads) * job.shape.held_thread_elements
+        size = math.ceil(floats) * FLOAT_BYTES
         note = f"{job.decode_rows} rows, {_UNTIL_DRAWN}"
         yield Term(device, host_lines.DRAFTS, size, ALWAYS, "computed", note)
 
@@ -135,14 +136,16 @@ def _sources(job: Job, device: int, before: Share, after: Share) -> Iterable[Ter
         most = max(before.weights, after.weights + after.kv_copies)
         yield Term(device, host_lines.IMAGE, most, ALWAYS, "computed", "of the next layout; the other one is on disk")
     elif aside := _columns_aside(job, after.part):
-        note = "columns of recurrent layers that lie apart in the copy"
+        note = "columns that lie apart in the copy"
         yield Term(device, host_lines.SIDE, aside, ALWAYS, "reserve", note)
 
 
 def _columns_aside(job: Job, part: float) -> float:
-    """The most that a rank's part of the output projections of recurrent layers takes: of the projections to q, k, v
-    and the gate, and from v back, that is one in three at most."""
-    return sum(layer.mixer_bytes for layer in (*job.layers, *job.drafting) if layer.state_elements) * part / 3
+    """The most that a rank's part of the output projections of recurrent layers takes (of the projections to q, k, v
+    and the gate, and from v back, that is one in three at most), and of a drafting block's joining projection, whose
+    columns come from two places."""
+    recurrent = sum(layer.mixer_bytes for layer in job.layers if layer.state_elements) / 3
+    return (recurrent + job.drafting_bytes - job.drafting_table_bytes) * part
 
 
 def _pools(job: Job, option: Option, device: int, before: Share | None, after: Share | None) -> Iterable[Term]:
@@ -232,7 +235,8 @@ def _activations(job: Job, option: Option, device: Device, rank: int, shard: Sha
     """`shard`: what a rank of the tensor layout on the CPU has of the model."""
     threads, last = max(1, job.wish.threads) if device.kind == "cpu" else 1, rank == len(option.ranks) - 1
     head = last or (TENSOR in option.layouts and shard is None and not option.shares_device)
-    size, more = job.workspace(threads, job.logit_rows, head=head, drafts=head or shard is not None)
+    drafts = shard is not None or not (option.shares_device and last)
+    size, more = job.workspace(threads, job.logit_rows, head=head, block=head or shard is not None, drafts=drafts)
     if shard is not None:
         size += _of_shard(job, shard)
         head = True

@@ -19,7 +19,14 @@ from homeserve.models.dividing import form_of
 from homeserve.models.family import Family
 from homeserve.models.stage_shards import layer_shards
 from homeserve.models.stages import Attention, Dense, Experts, GatedDeltaNet, Stage, TokenInput
-from homeserve.models.widths import divided_elements, draft_elements, held_elements, partial_elements, row_elements
+from homeserve.models.widths import (
+    divided_elements,
+    draft_elements,
+    held_elements,
+    held_thread_elements,
+    partial_elements,
+    row_elements,
+)
 
 
 def shape_of(
@@ -71,6 +78,7 @@ def shape_of(
         draft_elements=draft_elements(
             config.hidden, zip(trunk, parts, strict=False), zip(blocks, parts[config.layers :], strict=False)
         ),
+        held_thread_elements=held_thread_elements(stage for stages in trunk for stage in stages),
         partial_elements=partial_elements(stage for stages in trunk for stage in stages),
         divided_elements=divided_elements(zip(trunk, parts, strict=False)),
         query_heads=min((stage.heads for _, stage in _attentions(trunk)), default=0),

@@ -62,6 +62,11 @@ def held_elements(of: GatedDeltaNet | int) -> int:
     return _padded(of) if isinstance(of, int) else _convolved(of) + _padded(of.channels)
 
 
+def held_thread_elements(stages: Iterable[Stage]) -> int:
+    """Floats of a thread's copies of two blocks of a held matrix."""
+    return 2 * _LANES * max((stage.key_dim for stage in stages if isinstance(stage, GatedDeltaNet)), default=0)
+
+
 def divided_elements(layers: Iterable[Layer]) -> int:
     """Of `row_elements`, the floats of buffers of which a rank of the tensor layout has its share."""
     made = {buffer for stages, _ in layers for stage in stages for buffer in _buffers(stage, 0)}
