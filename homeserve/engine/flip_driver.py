@@ -3,6 +3,9 @@
     a request, or the policy ──▶ ask ─▶ the engine's pump stops issuing and calls `advance` instead
     every answer, loss, deadline ──▶ Flipper ─▶ a Step ─▶ a plan, or the end of the flip
 
+The prefix cache beyond what a flip carries is dropped from the ask on, a part in each turn of the loop: while plans in
+flight are still computed, and without holding up whoever else the loop serves.
+
 When the policy looks. Never inside a step (a result that comes, a plan that is issued): a timer of the loop looks
 soon after a request has come, every `LOOK_S` while any is open, and once more when there has been nothing to do for
 the idle time. With nothing to do and the layout at rest no timer runs. What a step pays for flips is one comparison:
@@ -123,6 +126,7 @@ class FlipDriver:
         self._deadly = 0
         self._park: Handle | None = None
         self._look: Handle | None = None
+        self._shedding: Handle | None = None
         self._look_at = 0.0
         self._stopped = False
 
@@ -165,12 +169,13 @@ class FlipDriver:
         log.info("flip %d to %s begins", record.id, to, extra={"cause": cause, "epoch": record.epoch})
         if self.limits.park_deadline_s > 0:
             self._park = host.later(self.limits.park_deadline_s, self._expire)
+        self._shed()
         host.pump()
         return record
 
     def advance(self) -> None:
         """A flip is on and something has changed: once all plans are answered, it goes on."""
-        if self.flipper.state is not FlipState.DRAINING or not self._host.quiet:
+        if self.flipper.state is not FlipState.DRAINING or not self._host.quiet or self._shed():
             return
         self._count_work()
         self._collect()  # of the layout that is left
@@ -230,6 +235,17 @@ class FlipDriver:
         else:
             log.warning("flip %d to %s is abandoned: %s", record.id, record.to, record.reason, extra=extra)
             self._host.note("flip_abandoned", text=f"flip {record.id} to {record.to}: {record.reason}")
+
+    def _shed(self) -> bool:
+        """Drop a part of the cache that cannot be carried; True where more has to go, in a later turn."""
+        if self._shedding is None and self._scheduler.shed():
+            self._shedding = self._host.later(0.0, self._shed_on)
+        return self._shedding is not None
+
+    def _shed_on(self) -> None:
+        self._shedding = None
+        if self.flipper.state is FlipState.DRAINING and not self._shed():
+            self._host.pump()
 
     def _expire(self) -> None:
         """The park deadline's timer. A clock that is behind the loop's asks again."""
@@ -295,7 +311,7 @@ class FlipDriver:
             self._arm(LOOK_S)
             return
         now, demand = self._host.now(), self._scheduler.demand()
-        speeds = self.rates.speeds(demand.decoding)
+        speeds = self.rates.speeds(demand.decoding, now)
         decision = self._policy.look(
             demand, self.flipper.layout, speeds, self.rates.cost_s, now, self.flipper.changed, self._hold()
         )

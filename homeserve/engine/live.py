@@ -34,14 +34,22 @@ def cached_bytes(pool: PagePool, states: StateSlots, limits: FlipLimits) -> int:
     return _bytes(pool.cached(), states.kept, limits)
 
 
+def shed(pool: PagePool, states: StateSlots, lanes: int, limits: FlipLimits, most: int = 256) -> bool:
+    """Drop what the cache keeps beyond the room for it, at most so many pages and checkpoints at once: a large cache
+    takes a while, and others wait meanwhile. Says whether more has to go."""
+    if limits.unified:  # nothing is carried there: all of the cache stays
+        return False
+    room = min(limits.cache_bytes, limits.transit_bytes - PADDING - resident_bytes(pool, states, lanes, limits))
+    for _ in range(most):
+        if cached_bytes(pool, states, limits) <= room or not _drop_one(pool, states):
+            return False
+    return cached_bytes(pool, states, limits) > room
+
+
 def live_set(pool: PagePool, states: StateSlots, lanes: Sequence[int], limits: FlipLimits) -> LiveSet:
     """What is to be carried; cached pages and checkpoints beyond the room for them are dropped."""
-    room = limits.cache_bytes
-    if not limits.unified:  # nothing is carried there: all of the cache stays
-        room = min(room, limits.transit_bytes - PADDING - resident_bytes(pool, states, len(lanes), limits))
-        while cached_bytes(pool, states, limits) > room:
-            if not _drop_one(pool, states):
-                break
+    while shed(pool, states, len(lanes), limits):
+        pass
     census = pool.census()
     pages = [each.live + each.protected + each.cached for each in census]
     recurrent = limits.state_bytes > 0

@@ -5,18 +5,25 @@ nothing was under way. So chunks that follow each other through a pipeline are c
 out, and one alone with all it took. Ends are those of the slowest rank.
 
     prefill   prompt rows / share, of plans with prompts (decode rows ride along)     least rows: half a chunk or 64
-    decode    rows / share, of plans with decode rows alone, apart by how many sequences decode (powers of two): a
-              batch of eight is no faster for each of them, and a layout is not better for having had the larger one
+    decode    tokens drawn / share, of plans with decode rows alone (rounds of drafting draw more than one in a row),
+              apart by how many sequences decode (powers of two): a batch of eight is no faster for each of them, and
+              a layout is not better for having had the larger one
     cost      seconds from the ask to the end, both ways together
 
 Each is the ratio of two sums over the last `WINDOW` plans (flips: the last `FLIPS`): a mean by tokens that forgets. A
 moving average of single ratios would give one short plan the weight of a long one.
+
+What is measured grows old where nothing measures it again, as in the layout that the policy keeps away from: one bad
+moment there would bar it for ever. So a speed below the estimate fades toward it, half of the way in each
+`HALF_LIFE_S` since its last plan, and a plan that comes after so long begins its sum anew. One above the estimate
+stays: it bars nothing, and whoever follows it measures again.
 
 Pure.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 
@@ -27,6 +34,7 @@ from homeserve.wire.records import PlanKind
 WINDOW = 64
 FLIPS = 8
 LEAST_ROWS = 64
+HALF_LIFE_S = 600.0
 ENOUGH = 2
 """Plans from which a speed counts as measured: the first one after a change pays for what is cold."""
 
@@ -36,10 +44,24 @@ class _Sums:
 
     def __init__(self) -> None:
         self.samples: deque[tuple[int, float]] = deque(maxlen=WINDOW)
+        self.last = 0.0
+        """When the last one ended, in seconds of the clock."""
 
-    def add(self, tokens: int, seconds: float) -> None:
-        if seconds > 0:
-            self.samples.append((tokens, seconds))
+    def add(self, tokens: int, seconds: float, end: float) -> None:
+        if seconds <= 0:
+            return
+        if end - self.last >= HALF_LIFE_S:
+            self.samples.clear()
+        self.samples.append((tokens, seconds))
+        self.last = end
+
+    def at(self, now: float | None, estimate: float | None) -> float | None:
+        """The rate as it is believed at `now`, between what was measured and a better estimate."""
+        rate = self.rate
+        if rate is None or estimate is None or now is None or estimate <= rate:
+            return rate or estimate
+        weight = math.exp2(-max(0.0, now - self.last) / HALF_LIFE_S)
+        return 1 / (weight / rate + (1 - weight) / estimate)
 
     @property
     def rate(self) -> float | None:
@@ -56,11 +78,14 @@ class _Layout:
         """By the bit length of how many sequences decode."""
         self.plans = 0
 
-    def decode_rate(self, decoding: int) -> float | None:
+    def decode_sums(self, decoding: int) -> _Sums:
         """With so many sequences, or with the next number that was measured."""
-        known = [(size, sums.rate) for size, sums in self.decode.items() if sums.rate is not None]
+        known = [(size, sums) for size, sums in self.decode.items() if sums.rate is not None]
         want = decoding.bit_length()
-        return min(known, key=lambda each: (abs(each[0] - want), each[0]))[1] if known else None
+        return min(known, key=lambda each: (abs(each[0] - want), each[0]))[1] if known else _Sums()
+
+    def decode_rate(self, decoding: int) -> float | None:
+        return self.decode_sums(decoding).rate
 
 
 class Rates:
@@ -94,10 +119,10 @@ class Rates:
             seconds = (end - start) / 1e6
             into.plans += 1
             if plan.prompt_rows >= self._least_rows:
-                into.prefill.add(plan.prompt_rows, seconds)
+                into.prefill.add(plan.prompt_rows, seconds, end / 1e6)
             elif plan.kind is PlanKind.DECODE:
                 size = (plan.rows * into.groups).bit_length()
-                into.decode.setdefault(size, _Sums()).add(plan.rows, seconds)
+                into.decode.setdefault(size, _Sums()).add(plan.drawn or plan.rows, seconds, end / 1e6)
 
     def add_flip(self, to: str, seconds: float) -> None:
         """A flip that was committed took so long."""
@@ -114,12 +139,13 @@ class Rates:
         of = self._layouts[layout]
         return of.prefill.rate is not None and of.decode_rate(1) is not None
 
-    def speeds(self, decoding: int = 1) -> dict[str, LayoutSpeeds]:
-        """Of both layouts, with so many sequences that decode."""
+    def speeds(self, decoding: int = 1, now: float | None = None) -> dict[str, LayoutSpeeds]:
+        """Of both layouts, with so many sequences that decode. Without a time nothing fades."""
         found = {}
         for name, of in self._layouts.items():
             prefill, decode = self._estimates.get(name, (None, None))
-            found[name] = LayoutSpeeds(of.prefill.rate or prefill, of.decode_rate(max(1, decoding)) or decode)
+            sums = of.decode_sums(max(1, decoding))
+            found[name] = LayoutSpeeds(of.prefill.at(now, prefill), sums.at(now, decode))
         return found
 
     def as_json(self) -> dict[str, dict[str, float | int | None]]:

@@ -43,7 +43,7 @@ from homeserve.engine.decoding import Decoding
 from homeserve.engine.draft import Draft as Draft
 from homeserve.engine.draft import Emit as Emit
 from homeserve.engine.flip import LiveSet
-from homeserve.engine.live import live_set, resident_bytes
+from homeserve.engine.live import live_set, resident_bytes, shed
 from homeserve.engine.memory import Memory
 from homeserve.engine.pages import PageCensus
 from homeserve.engine.policy import ANSWERS, PROMPTS, Demand
@@ -298,6 +298,11 @@ class Scheduler:
         """The least that a flip would have to carry now: what the cache keeps can be dropped."""
         flip = self.limits.flip
         return 0 if flip is None else resident_bytes(self._pool, self._states, len(self._running), flip)
+
+    def shed(self) -> bool:
+        """Drop a part of what the cache keeps beyond the room for it in a flip; whether more has to go."""
+        flip = self.limits.flip
+        return flip is not None and shed(self._pool, self._states, len(self._running), flip)
 
     def live(self) -> LiveSet:
         """What a flip carries, all plans being answered. Cached pages and checkpoints beyond what the flip has room for

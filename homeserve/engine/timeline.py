@@ -29,6 +29,9 @@ class PlanTimes:
     rows: int
     prompt_rows: int
     ranks: tuple[tuple[int, int, int, int], ...]
+    drafts: int = 0
+    drawn: int = 0
+    """Tokens that it drew: with drafts more than rows that decode."""
 
     def as_json(self) -> dict[str, Any]:
         ranks = [
@@ -36,14 +39,15 @@ class PlanTimes:
             for rank, began, busy, waited in self.ranks
         ]
         head = {"life": self.life, "seq": self.seq, "kind": self.kind.name.lower()}
-        return {**head, "rows": self.rows, "prompt_rows": self.prompt_rows, "ranks": ranks}
+        rows = {"rows": self.rows, "prompt_rows": self.prompt_rows, "drafts": self.drafts, "drawn": self.drawn}
+        return {**head, **rows, "ranks": ranks}
 
 
 class Timeline:
     """The last `PLANS_KEPT` plans with rows, in the order of their answers."""
 
     def __init__(self) -> None:
-        self._flight: dict[int, tuple[PlanKind, int, int]] = {}
+        self._flight: dict[int, tuple[PlanKind, int, int, int]] = {}
         self._plans: deque[PlanTimes] = deque(maxlen=PLANS_KEPT)
         self._life = 0
         self._answered = 0
@@ -52,13 +56,16 @@ class Timeline:
         """`prompt_rows`: as many of the rows; without it, those that bring tokens."""
         if rows:
             prompt = sum(len(each.tokens) // 4 for each in rows) if prompt_rows is None else prompt_rows
-            self._flight[seq] = (kind, sum(max(1, len(each.tokens) // 4) for each in rows), prompt)
+            drafts = sum(each.drafts for each in rows)
+            self._flight[seq] = (kind, sum(max(1, len(each.tokens) // 4) for each in rows), prompt, drafts)
 
     def answered(self, seq: int, results: Sequence[Result]) -> None:
         plan = self._flight.pop(seq, None)
         if plan is not None:
             ranks = tuple((r.rank, r.began_us, max(0, r.busy_us - r.waited_us), r.waited_us) for r in results)
-            self._plans.append(PlanTimes(self._life, seq, *plan, ranks))
+            kind, rows, prompt, drafts = plan
+            drawn = sum(sample.token >= 0 for result in results[-1:] for sample in result.samples)
+            self._plans.append(PlanTimes(self._life, seq, kind, rows, prompt, ranks, drafts, drawn))
             self._answered += 1
 
     def lost(self) -> None:

@@ -7,21 +7,23 @@ page that is not there or a state saved at another place shows at once, and a wr
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
-from engine_flip_rig import PIPELINE, TENSOR, Asked, FlipTrace, SimFleet, ask, flip_limits, limits, run
+from engine_flip_rig import TENSOR, Asked, FlipTrace, SimFleet, ask, flip_limits, limits, run
 from test_engine_flip_traces import ScheduleTrace
 from test_engine_traces import END, Trace, answer
 from test_engine_traces import ask as add
 
 from backends.base import PAGE_LEN
+from homeserve.engine.calibration import Calibration
 from homeserve.engine.request import FinishReason, GenerateCall
 from homeserve.engine.sequence import Sequence
 from homeserve.engine.sizes import plan_bytes_limit, result_bytes_limit
 from homeserve.engine.states import SPACING
 from homeserve.wire import codec
-from homeserve.wire.records import LaneRows, Logprobs, Result, Sample, Sampling
+from homeserve.wire.records import LaneRows, Logprobs, Plan, PlanKind, Result, Sample, Sampling, pack_ints
 
 
 class DraftTrace(Trace):
@@ -284,3 +286,123 @@ def test_a_rank_that_draws_what_cannot_be_is_not_believed() -> None:
         samples = [Sample(sequence.lane, sequence.key, place, 9) for place in bad(sequence.issued)]
         with pytest.raises(RuntimeError, match="a round of 3 drafts at position 20 drew tokens at"):
             trace.scheduler.apply(seq, samples)
+
+
+# ----------------------------------------------------------------------------------------------------------- an engine
+
+
+def engine_of(drafts: int = 3, **sizes: Any) -> SimFleet:
+    """Its tensor layout drafts, always as many as may be, and every draft is right."""
+    fleet = SimFleet(limits(flip=flip_limits(drafts=drafts), drafts_adapt=False, **sizes))
+    fleet.rank.luck = 1.0
+    return fleet
+
+
+def flip(fleet: SimFleet, to: str) -> dict[str, Any]:
+    record = fleet.engine.flip_ask(to)
+    while not record.over:
+        fleet.answer()
+    return record.as_json()
+
+
+def test_a_request_is_drafted_where_the_layout_drafts_and_told_what_came_of_it() -> None:
+    async def body() -> None:
+        fleet = engine_of()
+        engine = fleet.engine
+        call = Asked(ask((3, 1, 4, 1, 5), 60), engine.submit(ask((3, 1, 4, 1, 5), 60)))
+        for _ in range(4):
+            fleet.answer()
+        assert call.stream.drafts.rounds == 0 and engine.drafting.totals.rounds == 0
+        told = flip(fleet, TENSOR)
+        assert told["live"]["draft_rows"] == told["live"]["rows"] > 0
+        fleet.answer()
+        assert (call.stream.drafts.rounds, call.stream.drafts.accepted, call.stream.drafts.carried) == (1, 3, 1)
+        new = Asked(ask((2, 7, 1), 40), engine.submit(ask((2, 7, 1), 40)))
+        fleet.answer_all()
+        for each in (call, new):
+            await each.read()
+            each.check()
+        assert new.stream.drafts.carried == 0 < new.stream.drafts.rounds
+        drafting = engine.drafting
+        assert (drafting.most, drafting.adapts) == (3, False)
+        assert drafting.carried.rounds == call.stream.drafts.rounds and drafting.first.rounds == 1
+        assert drafting.uncarried.rounds == new.stream.drafts.rounds
+        assert drafting.first.accept_len == 4.0, "full acceptance on its first step"
+
+    run(body)
+
+
+def test_rows_of_a_block_that_is_not_there_are_not_counted() -> None:
+    async def body() -> None:
+        fleet = engine_of(drafts=0)
+        engine = fleet.engine
+        call = Asked(ask(), engine.submit(ask()))
+        fleet.answer()
+        assert flip(fleet, TENSOR)["live"]["draft_rows"] == 0
+        fleet.answer_all()
+        await call.read()
+        assert call.stream.drafts.rounds == engine.drafting.totals.rounds == engine.drafting.most == 0
+
+    run(body)
+
+
+def test_a_loss_in_a_round_loses_nothing_and_nothing_is_carried_any_more() -> None:
+    async def body() -> None:
+        fleet = engine_of()
+        engine = fleet.engine
+        call = Asked(ask((3, 1, 4, 1, 5), 60), engine.submit(ask((3, 1, 4, 1, 5), 60)))
+        fleet.answer()
+        flip(fleet, TENSOR)
+        fleet.answer()
+        assert fleet.plans[-1].draft.rows[0].drafts == 3
+        carried = engine.drafting.carried.rounds
+        fleet.lose()
+        while engine.state == "recovering":
+            await asyncio.sleep(0)
+        fleet.rank.luck = 1.0
+        fleet.answer()
+        flip(fleet, TENSOR)
+        fleet.answer_all()
+        await call.read()
+        call.check()
+        assert engine.drafting.carried.rounds > carried and engine.drafting.first.rounds == 2
+
+    run(body)
+
+
+def test_the_calibration_request_does_not_draft() -> None:
+    call = Calibration(limits())._call(200)
+    assert not call.drafts and ask().drafts
+
+
+def test_plan_times_count_what_was_drawn() -> None:
+    async def body() -> None:
+        fleet = engine_of()
+        engine = fleet.engine
+        call = Asked(ask((3, 1, 4, 1, 5), 40), engine.submit(ask((3, 1, 4, 1, 5), 40)))
+        fleet.answer()
+        flip(fleet, TENSOR)
+        fleet.answer_all()
+        await call.read()
+        times = [plan for plan in engine.snapshot().plans if plan.drafts]
+        assert times and all((plan.rows, plan.prompt_rows) == (1, 0) for plan in times)
+        counts = engine.drafting.totals
+        assert sum(plan.drafts for plan in times) == counts.drafted
+        assert sum(plan.drawn for plan in times) == fleet.rank.rounds + fleet.rank.accepted
+
+    run(body)
+
+
+@pytest.mark.parametrize("drafts", [0, 3, 8])
+def test_rings_hold_the_largest_round(drafts: int) -> None:
+    """Every lane with as many samples as it may draw, each with all the log-probabilities there are."""
+    sizes = limits(flip=flip_limits(drafts=drafts), running=64)
+    assert sizes.drafts == 0 and sizes.most_drafts == drafts
+    top = tuple((150_000 + n, -12.345678) for n in range(20))
+    entry = Logprobs(150_000, -1.2345678, top)
+    samples = tuple(Sample(lane, 2**40, 100_000 + n, 150_000, entry) for lane in range(64) for n in range(1 + drafts))
+    assert len(codec.encode(Result(0, 2**40, 9, samples=samples))) < result_bytes_limit(sizes)
+    pages = pack_ints([2**30] * (1 + (256 + drafts) // PAGE_LEN))
+    rows = tuple(LaneRows(lane, 2**40, 255, pack_ints([1]), pages, True, drafts=drafts) for lane in range(64))
+    plan = Plan(2**40, 9, PlanKind.DECODE, 1, rows=rows)
+    assert len(codec.encode(plan)) < plan_bytes_limit(sizes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -289,6 +290,35 @@ def test_the_cache_is_dropped_beyond_its_bound_least_recently_used_first(cache_b
     run(body)
 
 
+def test_a_large_cache_is_dropped_a_part_in_each_turn_of_the_loop() -> None:
+    """From the ask on; the flip goes on when all is dropped, and a turn is for others in between."""
+
+    async def body() -> None:
+        engine, fleet = make(
+            recurrent=False, checkpoints=0, kv_tokens=16 * 700, chunk=160, flip=flip_limits(cache_bytes=64 * 10)
+        )
+        for first in range(8, 48):
+            await ends_right(fleet, asked(engine, tuple((first + n) % 40 + 8 for n in range(16 * 15)), 2))
+        cached = engine._scheduler._pool.cached
+        before = cached()[0]
+        assert before > 2 * 256
+        record = engine.flip_ask(TENSOR)
+        assert (before - cached()[0], record.state) == (256, "draining")
+        fleet.answer_all()
+        call = asked(engine)
+        assert (before - cached()[0], record.state) == (256, "draining"), "others' turn"
+        later, turns = fleet.timers.later, []
+        engine._later = lambda seconds, what: later(seconds, lambda: (turns.append(cached()[0]), what())[1])
+        fleet.timers.pass_(0.0)
+        assert turns and cached()[0] == 10 and record.state == "preparing"
+        assert all(high - low <= 256 for high, low in pairwise([before - 256, *turns, 10]))
+        fleet.answer_all()
+        assert record.state == "committed" and fleet.timers.waiting == 0
+        await ends_right(fleet, call)
+
+    run(body)
+
+
 def test_no_census_is_taken_behind_each_page_that_is_dropped() -> None:
     """The drops run on the engine's loop, and a census is dearer than a drop."""
 
@@ -557,7 +587,7 @@ def test_bytes_that_are_not_what_is_live_end_the_flip_before_its_commit() -> Non
 
 
 @pytest.mark.parametrize("at", ["commit", "check"])
-def test_a_miscount_behind_the_commit_costs_the_life_and_no_request(at: str) -> None:
+def test_a_miscount_behind_the_commit_costs_the_life_and_no_request(at: str, caplog: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
         engine, fleet = make()
         call = asked(engine, max_tokens=20)
@@ -566,7 +596,10 @@ def test_a_miscount_behind_the_commit_costs_the_life_and_no_request(at: str) -> 
         told = flip(fleet)
         assert told["state"] == "abandoned" and engine.state == "recovering"
         assert engine.snapshot().flip["abandoned"] == {"mismatch": 1}
-        assert "worker_lost" in [event["kind"] for event in engine.snapshot().events]
+        (lost,) = (event for event in engine.snapshot().events if event["kind"] == "worker_lost")
+        assert lost["rank"] is None and caplog.messages[-1].startswith("the ranks are lost: flip 1: "), (
+            "ended from here"
+        )
         await recover(engine)
         assert (engine.snapshot().layout, fleet.restarts) == (PIPELINE, 1)
         await ends_right(fleet, call)
@@ -610,6 +643,7 @@ def test_a_loss_at_any_step_ends_the_flip_and_loses_nothing(at: str, state: str,
         assert record.reason is None if doing is None else f"rank 1 was lost, {doing}: at" in (record.reason or "")
         await recover(engine)
         assert engine.snapshot().layout == PIPELINE and engine.snapshot().epoch == record.epoch + 1
+        assert call.stream.timings.flips_crossed == (state == "committed"), "of a life that is over too"
         await ends_right(fleet, call, queued)
         assert flip(fleet)["epoch"] == record.epoch + 2
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from homeserve.engine.rates import WINDOW, Rates
+from homeserve.engine.rates import HALF_LIFE_S, WINDOW, Rates
 from homeserve.engine.timeline import PlanTimes, Timeline
 from homeserve.wire.records import LaneRows, PlanKind, Result, pack_ints
 
@@ -88,6 +88,39 @@ def test_estimates_are_believed_until_it_is_measured() -> None:
     one.add("tensor", [chunk(n, 100_000 * n, 100_000) for n in range(3)])
     assert one.speeds()["tensor"].prefill_tok_s == pytest.approx(1280)
     assert one.as_json()["tensor"]["decode_tok_s"] is None, "an estimate is not what was measured"
+
+
+def test_a_bad_moment_long_ago_is_believed_less_and_less() -> None:
+    """So the layout that it was measured in is tried again; a good one is not forgotten."""
+    one = rates(estimates={"tensor": (1000.0, 50.0), "pipeline": (1000.0, 5.0)})
+    for layout in GROUPS:
+        one.add(layout, [chunk(n, 128_000 * n, 128_000) for n in range(3)])
+        one.add(layout, [decode(9 + n, 10**6 + 100_000 * n, 100_000) for n in range(3)])
+    (end,) = {one.speeds()[layout].decode_tok_s for layout in GROUPS}
+    assert end == pytest.approx(10)
+    for age, bad in ((0, 10), (HALF_LIFE_S, 2 / (1 / 10 + 1 / 50)), (20 * HALF_LIFE_S, 50)):
+        speeds = one.speeds(1, now=1.3 + age)
+        assert speeds["tensor"].decode_tok_s == pytest.approx(bad, rel=1e-3)
+        assert speeds["pipeline"].decode_tok_s == pytest.approx(10), "above the estimate"
+        assert speeds["tensor"].prefill_tok_s == pytest.approx(1000)
+    assert one.as_json()["tensor"]["decode_tok_s"] == 10, "what was measured"
+
+
+def test_what_is_measured_again_is_not_mixed_with_what_is_old() -> None:
+    one = rates(estimates={"tensor": (1000.0, 50.0)})
+    one.add("tensor", [decode(n, 100_000 * n, 100_000) for n in range(9)])
+    later = round(1e6 * HALF_LIFE_S) + 10**6
+    one.add("tensor", [decode(20, later, 20_000)])
+    assert one.speeds()["tensor"].decode_tok_s == 50.0, "one plan is not enough"
+    one.add("tensor", [decode(21, later + 20_000, 20_000)])
+    assert one.speeds()["tensor"].decode_tok_s == pytest.approx(50)
+
+
+def test_rounds_count_with_what_they_drew() -> None:
+    one = rates()
+    plans = [PlanTimes(0, n, PlanKind.DECODE, 2, 0, ((0, 100_000 * n, 100_000, 0),), 6, 5) for n in range(4)]
+    one.add("tensor", plans)
+    assert one.speeds(2)["tensor"].decode_tok_s == pytest.approx(50)
 
 
 def test_a_flip_costs_what_it_took_there_and_back() -> None:

@@ -32,7 +32,7 @@ def test_the_engine_keeps_who_began_when_without_the_waiting() -> None:
     timeline.answered(3, (result(0, 3, 1600, 5, 0),))
     (plan,) = timeline.recent()
     assert plan.as_json() == {
-        "life": 0, "seq": 2, "kind": "mixed", "rows": 4, "prompt_rows": 3,
+        "life": 0, "seq": 2, "kind": "mixed", "rows": 4, "prompt_rows": 3, "drafts": 0, "drawn": 0,
         "ranks": [[0, 1.0, 0.5, 0.0], [1, 1.1, 0.5, 0.4]],
     }  # fmt: skip
 
