@@ -163,6 +163,7 @@ class ReferenceProgram:
     def close(self) -> None:
         """Let go of weights, pools and states. The program cannot run after."""
         self.weights = {}
+        self._held, self._step_before = Held(), {}
         self.states = States(NO_STATES, self.dtype)
         self.pools = Pools(KvPool((), 0, self.pools.type), self.dtype)
 

@@ -248,7 +248,7 @@ def test_k_v_and_the_row_kept_are_those_of_one_rank(form: str, ratio: tuple[int,
 
 
 @pytest.mark.parametrize("how", [("pipeline", (1,)), ("tensor", (2, 1, 1)), ("pipeline", (2, 1, 1))])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["qwen35", "qwen3next"])
 def test_rows_that_count_leave_what_plain_decoding_leaves(form: str, how: tuple[str, tuple[int, ...]]) -> None:
     """For every number of rows, with another lane whose rows all count, and to the bit."""
     rows = PROMPT[11:15]
