@@ -24,7 +24,7 @@ from ctypes import (
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 
 OK = 0
 E_LATE = -5
@@ -55,11 +55,15 @@ STEP_EXPERTS = 12
 STEP_DELTA = 13
 STEP_SCALE = 14
 STEP_ZERO = 15
-STEP_SUM = 16
-STEP_GATHER = 17
-STEP_MERGE = 18
-STEP_SEND = 19
-STEP_RECEIVE = 20
+STEP_JOIN = 16
+STEP_SUM = 17
+STEP_GATHER = 18
+STEP_MERGE = 19
+STEP_SEND = 20
+STEP_RECEIVE = 21
+
+WRITE_STATES = (STEP_DELTA, STEP_JOIN)
+"""Kinds that write states, a chained `STEP_JOIN` apart."""
 
 GATES = {"silu": 0, "gelu": 1, "swiglu_oai": 2}
 ROUTES = {"softmax": 0, "sigmoid": 1, "chosen": 2}
@@ -143,6 +147,24 @@ class Delta(Structure):
         ("states", c_void_p),
         ("slot_floats", c_int64),
         ("matrix_at", c_int64),
+        ("kept", c_void_p),
+        ("kept_mixed", c_void_p),
+        ("mixed_stride", c_int64),
+        ("copies", c_void_p),
+        ("copy_floats", c_int64),
+    ]
+
+
+class Join(Structure):
+    """`hs_join`: what a row beside the hidden state of the row before it needs besides its buffers."""
+
+    _fields_ = [
+        ("chained", c_int32),
+        ("reserved", c_int32),
+        ("states", c_void_p),
+        ("slot_floats", c_int64),
+        ("kept", c_void_p),
+        ("kept_stride", c_int64),
     ]
 
 
@@ -191,6 +213,7 @@ class Step(Structure):
         ("partials", c_void_p),
         ("experts", POINTER(Experts)),
         ("delta", POINTER(Delta)),
+        ("join", POINTER(Join)),
         ("act", c_void_p),
     ]
 
@@ -212,6 +235,12 @@ class ProgramRecord(Structure):
         ("max_rows", c_int32),
         ("max_logit_rows", c_int32),
         ("state_slots", c_int32),
+        ("held_rows", c_int32),
+        ("chained", c_int32),
+        ("state_step_count", c_int32),
+        ("reserved", c_int32),
+        ("state_steps", POINTER(c_int32)),
+        ("places", c_void_p),
         ("tiles", c_void_p),
         ("lane_runs", c_void_p),
         ("groups", POINTER(KvGroup)),
@@ -233,11 +262,19 @@ class BatchRecord(Structure):
         ("tables", c_void_p),
         ("logit_rows", c_void_p),
         ("states", c_void_p),
+        ("hold", c_void_p),
+        ("chain", c_void_p),
         ("epoch", c_int64),
         ("seq", c_int64),
         ("failed_step", c_int32),
-        ("reserved", c_int32),
+        ("chain_rows", c_int32),
     ]
+
+
+class Kept(Structure):
+    """`hs_kept`: of a lane whose state was held, what becomes of it."""
+
+    _fields_ = [("slot", c_int32), ("place", c_int32), ("rows", c_int32), ("position", c_int32)]
 
 
 class Pieces(Structure):
@@ -355,10 +392,12 @@ STRUCTS: tuple[type[Structure], ...] = (
     Stack,
     Experts,
     Delta,
+    Join,
     Step,
     KvGroup,
     ProgramRecord,
     BatchRecord,
+    Kept,
     Pieces,
 )
 COLLECTIVE_STRUCTS: tuple[type[Structure], ...] = (Stamp, Exchange, Mail, Channel, ActPart, Act, Merge)
@@ -387,6 +426,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     ),
     "hs_unpack_row": (c_int32, [POINTER(Matrix), c_int32, c_void_p]),
     "hs_run": (c_int32, [c_void_p, POINTER(ProgramRecord), POINTER(BatchRecord)]),
+    "hs_accept": (c_int32, [c_void_p, POINTER(ProgramRecord), POINTER(Kept), c_int32]),
 }
 
 COLLECTIVE_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {

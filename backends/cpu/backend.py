@@ -3,12 +3,16 @@
 CpuBackend(options)    chooses the ISA level, loads its library, starts the team of threads
   .bind(ops, …)        plans memory, repacks the weights, records the steps
     CpuProgram.run     fills in the batch and calls hs_run, which releases the GIL
+              .draft   the same with the steps behind the mark `DraftStep`
+              .accept  writes the states that the last run held
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
-from ctypes import byref, c_int32
+from ctypes import POINTER, byref, c_int32
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +26,9 @@ from backends.base import (
     Capability,
     Collective,
     DeviceFacts,
+    DraftStep,
     GatherRows,
+    JoinHidden,
     KvPool,
     Limits,
     Linear,
@@ -45,15 +51,18 @@ from backends.base import (
 )
 from backends.cpu import abi, capability, cores, delta, exchanges, levels
 from backends.cpu.collective import CpuCollective
+from backends.cpu.held import LINE, HeldLanes, held_limit
 from backends.cpu.layouts import CpuLayouts
 from backends.cpu.load import load_weights
 from backends.cpu.memory import Mapping as MemoryMapping
 from backends.cpu.memory import SharedMapping, doubles_at, floats_at
 from backends.cpu.pools import CpuPools, all_of, checked_parts
-from backends.cpu.record import Plan, Recorder, check_kv
+from backends.cpu.record import Plan, Recorded, Recorder, check_kv
 from backends.cpu.shared import SharedWeights, pack_together
 from backends.cpu.widths import padded
 from backends.needs import refuse_missing
+
+Ints = npt.NDArray[np.int32]
 
 SPIN_PAUSES = 4000
 """How long a waiting thread spins before it sleeps, in pause instructions: some 50 to 150 microseconds."""
@@ -136,7 +145,8 @@ class CpuBackend:
         """Plan every layout, fill the arena once with each, record every program (`backends.cpu.layouts`)."""
         assert isinstance(collective, CpuCollective), "CPU ranks exchange through shared memory"
         plans = {
-            each.name: self._plan(each.ops, each.weights, each.kv, limits, each.states, collective) for each in bindings
+            each.name: self._plan(each.ops, each.weights, each.kv, of_layout(each, limits), each.states, collective)
+            for each in bindings
         }
         return CpuLayouts(self, bindings, plans, collective, home, progress)
 
@@ -172,8 +182,24 @@ class CpuBackend:
             self.team = 0
 
 
+def of_layout(binding: Binding, limits: Limits) -> Limits:
+    """Limits of several layouts as one of them has them."""
+    return replace(limits, held_rows=held_limit(binding.ops, limits))
+
+
+@dataclass(frozen=True)
+class Section:
+    """The steps of a plan, or those of a step of drafting: what is called, the label of each step that exchanges rows,
+    and what the last step writes: of all rows, or of those whose logits are wanted."""
+
+    record: abi.ProgramRecord
+    labels: Mapping[int, str]
+    output: npt.NDArray[np.float32]
+    scope: int
+
+
 class CpuProgram:
-    """A bound op list. One `run` at a time, from any thread."""
+    """A bound op list. One call at a time, from any thread."""
 
     def __init__(
         self,
@@ -208,6 +234,11 @@ class CpuProgram:
         if parts is None:
             self._own_pools = CpuPools(self._library, plan.kv, plan.states)
             parts = all_of(self._own_pools)
+        kept = plan.kept
+        if kept.arena.size:
+            drafts = self._map(LINE, kept.arena.size, f"{kept.rows} rows whose states are held, of {len(plan.ops)} ops")
+            kept.arena.place(drafts.address)
+            drafts.commit(self._backend.team, progress)
         workspace = self._map(
             "workspace", plan.workspace.size, f"{len(plan.buffers)} buffers for {plan.limits.rows} rows, and scratch"
         )
@@ -225,25 +256,37 @@ class CpuProgram:
         self._state_runs = delta.runs_of(plan.ops, self._states)
         recorder = Recorder(plan, [pools.kv_addresses(layer) for layer in parts.kv_layers], self._states)
         self._steps, self._parts = recorder.record()
-        self._labels, self._collective = recorder.labels, plan.collective
+        self._collective = plan.collective
         groups = plan.kv_groups()
         self._kv_groups = (abi.KvGroup * len(groups))(*groups)
-        self._record = abi.ProgramRecord(
-            steps=self._steps,
-            step_count=len(self._steps),
-            vocab_rows=min(
-                (s.parts[0].matrix.rows for s in self._steps if s.kind == abi.STEP_EMBED and s.first < 0), default=0
-            ),
-            group_count=len(groups) if plan.kv.layers else 0,
+        self._sections = [
+            self._section(plan, ops, steps) for ops, steps in zip(plan.sections, recorder.sections, strict=True)
+        ]
+        self._held = HeldLanes()
+        self._drafted = 0  # rows of the last step of drafting
+
+    def _section(self, plan: Plan, ops: range, recorded: Recorded) -> Section:
+        steps = self._steps[recorded.first : recorded.first + recorded.count]
+        tables = (step.parts[0].matrix.rows for step in steps if step.kind == abi.STEP_EMBED and step.first < 0)
+        chained = any(isinstance(op, JoinHidden) and op.chained for op in (plan.ops[at] for at in ops))
+        record = abi.ProgramRecord(
+            steps=ctypes.cast(ctypes.byref(self._steps, recorded.first * ctypes.sizeof(abi.Step)), POINTER(abi.Step)),
+            step_count=recorded.count,
+            vocab_rows=min(tables, default=0),
+            group_count=len(self._kv_groups) if plan.kv.layers else 0,
             groups=self._kv_groups,
-            max_rows=plan.limits.rows,
+            max_rows=plan.rows_of(ops),
             max_logit_rows=plan.limits.logit_rows,
             state_slots=plan.states.slots if plan.states.layers else 0,
+            held_rows=plan.kept.rows,
+            chained=int(chained),
+            state_step_count=len(recorded.state_steps),
+            state_steps=(c_int32 * len(recorded.state_steps))(*recorded.state_steps),
+            places=plan.workspace.address(plan.places) if plan.places is not None else None,
             tiles=plan.workspace.address(plan.tiles),
             lane_runs=plan.workspace.address(plan.lane_runs) if plan.lane_runs is not None else None,
         )
-        self._last_scope = plan.scopes[-1]
-        self._output = _output_view(plan)
+        return Section(record, recorded.labels, _output_view(plan, ops), plan.scopes[ops[-1]])
 
     def _map(self, line: str, size: int, arithmetic: str) -> MemoryMapping:
         mapping = MemoryMapping(self._library, size, line, arithmetic)
@@ -251,14 +294,59 @@ class CpuProgram:
         return mapping
 
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
-        """Execute every op. Returns logits float32 `[len(logit_rows), vocab]`, valid until the next call.
+        """Execute every op up to the mark `DraftStep`. Returns logits float32 `[len(logit_rows), vocab]`, valid until
+        the next call.
 
-        Raises ValueError for a batch that exceeds the limits or points outside vocabulary, tables or pool, and what
-        its collective raises (backends.acts.ExchangeError).
+        Raises ValueError for a batch that exceeds the limits or points outside vocabulary, tables, pool or store of
+        held rows, and what its collective raises (backends.acts.ExchangeError).
         """
+        self._held.forget()
+        self._drafted = 0
+        hold = _int32(batch.hold)
+        if len(hold) and len(hold) != batch.tables.shape[1]:
+            raise ValueError(f"{len(hold)} places of held lanes for {batch.tables.shape[1]} lanes")
+        holds = bool(len(hold)) and bool((hold != -1).any())
+        logits = self._call(self._sections[0], batch, _int32(batch.logit_rows), hold=hold if holds else None)
+        if holds:
+            self._held.note(hold, batch.states, batch.lanes, batch.positions)
+        return logits
+
+    def draft(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """Execute the ops behind the mark: one row of each lane. Returns logits of all rows, and raises, as `run` does;
+        ValueError too where there is no mark, or `batch.chain` names a row that the step before did not have."""
+        if len(self._sections) < 2:
+            raise ValueError("this program has no step of drafting")
+        if len(batch.chain) != len(batch.tokens):
+            raise ValueError(f"a chain of {len(batch.chain)} rows for a step of drafting of {len(batch.tokens)}")
+        before, self._drafted = self._drafted, 0
+        none = np.zeros(0, np.int32)
+        logits = self._call(self._sections[1], batch, none, chain=_int32(batch.chain), chain_rows=before)
+        self._drafted = len(batch.tokens)
+        return logits
+
+    def accept(self, kept: Sequence[tuple[int, int]]) -> None:
+        """States of (lane, rows) that the last run held become what the lane's first rows leave. Raises ValueError,
+        before anything is written, for a lane that is not held, or was accepted, or has not so many rows."""
+        lanes = self._held.taken(kept)
+        if not lanes or not self._states.parts:
+            return
+        record = self._sections[0].record
+        code = self._library.hs_accept(self._backend.team, byref(record), (abi.Kept * len(lanes))(*lanes), len(lanes))
+        if code != abi.OK:
+            raise ValueError(abi.ERRORS[code])
+
+    def _call(
+        self,
+        section: Section,
+        batch: Batch,
+        logit_rows: Ints,
+        *,
+        hold: Ints | None = None,
+        chain: Ints | None = None,
+        chain_rows: int = 0,
+    ) -> npt.NDArray[np.float32]:
         tokens, positions, slots = _int32(batch.tokens), _int32(batch.positions), _int32(batch.slots)
-        row_lanes, tables, logit_rows = _int32(batch.lanes), _int32(batch.tables), _int32(batch.logit_rows)
-        states = _int32(batch.states)
+        row_lanes, tables, states = _int32(batch.lanes), _int32(batch.tables), _int32(batch.states)
         rows = len(tokens)
         if not len(positions) == len(row_lanes) == rows:
             raise ValueError("tokens, positions and lanes must be of one length")
@@ -281,18 +369,21 @@ class CpuProgram:
             tables.ctypes.data,
             logit_rows.ctypes.data,
             states.ctypes.data,
+            None if hold is None else hold.ctypes.data,
+            None if chain is None else chain.ctypes.data,
             batch.epoch,
             batch.seq,
             failed_step=-1,
+            chain_rows=chain_rows,
         )
         if self._collective is not None:
             self._collective.check_usable()
-        code = self._library.hs_run(self._backend.team, byref(self._record), byref(record))
-        if code != abi.OK and self._collective is not None and record.failed_step in self._labels:
-            self._collective.fail(self._labels[record.failed_step], code)
+        code = self._library.hs_run(self._backend.team, byref(section.record), byref(record))
+        if code != abi.OK and self._collective is not None and record.failed_step in section.labels:
+            self._collective.fail(section.labels[record.failed_step], code)
         if code != abi.OK:
             raise ValueError(abi.ERRORS[code])
-        return self._output[: len(logit_rows) if self._last_scope else rows]
+        return section.output[: len(logit_rows) if section.scope else rows]
 
     def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy state slots (source, target) of all layers, in this order. Raises ValueError for a slot that there is
@@ -325,9 +416,9 @@ class CpuProgram:
         return [*self._mappings, *self._shared]
 
 
-def _output_view(plan: Plan) -> npt.NDArray[np.float32]:
-    """The buffer that the last op writes, all its rows, without the padding."""
-    last = plan.ops[-1]
+def _output_view(plan: Plan, section: range) -> npt.NDArray[np.float32]:
+    """The buffer that the last op of a section writes, all its rows, without the padding."""
+    last = plan.ops[section[-1]]
     match last:
         case SendRows():
             return np.zeros((0, 0), np.float32)
@@ -345,14 +436,14 @@ def _output_view(plan: Plan) -> npt.NDArray[np.float32]:
             name = src.name
         case AddGated(into=into):
             name = into.name
-        case GatherRows() | ReceiveRows():
+        case GatherRows() | ReceiveRows() | DraftStep():
             raise ValueError(f"a program cannot end with {type(last).__name__}")
         case _:
             name = last.out.name
     buffer, offset = plan.buffers[name]
-    rows, stride = plan.limits.logit_rows if plan.scopes[-1] else plan.limits.rows, padded(buffer.width)
+    rows, stride = plan.op_rows[section[-1]], padded(buffer.width)
     return floats_at(plan.workspace.address(offset), rows * stride).reshape(rows, stride)[:, : buffer.width]
 
 
-def _int32(array: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+def _int32(array: Ints) -> Ints:
     return np.ascontiguousarray(array, dtype=np.int32)

@@ -67,7 +67,7 @@ TABLE: tuple[Capability, ...] = (
     *(Capability("Experts", kind, True) for kind in abi.GATES),
     *(Capability("Experts", f"routing {func}", True) for func in abi.ROUTES),
     Capability("Experts", "gains", True),
-    Capability("DeltaNet", "F32", True),
+    *(Capability(op, "F32", True) for op in ("DeltaNet", "JoinHidden")),
     *(Capability(*need, True) for need in SHARES),
 )
 

@@ -1,8 +1,10 @@
-"""Recurrent layers on the CPU: where states lie, and the record of one `DeltaNet` op.
+"""Recurrent layers on the CPU: where states lie, and the records of `DeltaNet` and `JoinHidden`.
 
 A state slot holds all recurrent layers, one after the other, so that a sequence's state is copied in one piece:
 
     layer   [kernel - 1][channels] floats, padded to 16, then [heads][blocks of 16 columns][key_dim][16] floats
+
+A layer without heads is the first part alone: one row of `channels`, for `JoinHidden`.
 
 Where ranks hold states together a slot has all layers of the model at full width, and a program a part of each of some
 layers (`Held`): it reads, writes and copies that alone, so ranks never wait for one another.
@@ -11,10 +13,10 @@ layers (`Held`): it reads, writes and copies that alone, so ranks never wait for
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from backends.base import DeltaNet, Op, StateLayer, StatePart, StatePool, Weight
+from backends.base import DeltaNet, JoinHidden, Op, StateLayer, StatePart, StatePool, Weight
 from backends.cpu import abi
 from backends.cpu.widths import FLOAT_BYTES, padded
 
@@ -38,6 +40,7 @@ def slot_bytes(states: StatePool) -> int:
 
 
 def key_heads_of(layer: StateLayer) -> int:
+    """Of a layer that has heads."""
     return (layer.channels - layer.heads * layer.value_dim) // (2 * layer.key_dim)
 
 
@@ -59,6 +62,8 @@ def convolved_floats(op: DeltaNet) -> int:
 def check(ops: Sequence[Op], states: StatePool) -> None:
     """Raise ValueError where op and pool do not fit each other, or an op's shapes do not."""
     for op in ops:
+        if isinstance(op, JoinHidden):
+            _check_join(op, states)
         if not isinstance(op, DeltaNet):
             continue
         if states.slots < 1 or not 0 <= op.layer < len(states.layers):
@@ -87,11 +92,34 @@ def check(ops: Sequence[Op], states: StatePool) -> None:
             raise ValueError(f"{op.value_heads} value heads are no multiple of {op.key_heads} key heads")
 
 
+def _check_join(op: JoinHidden, states: StatePool) -> None:
+    if states.slots < 1 or not 0 <= op.layer < len(states.layers):
+        raise ValueError(f"JoinHidden uses state layer {op.layer} of {len(states.layers)}, {states.slots} slots")
+    width = op.end - op.first
+    wanted = StateLayer(width, 2, 0, 0, 0)
+    if states.layers[op.layer] != wanted:
+        raise ValueError(f"state layer {op.layer} is {states.layers[op.layer]}, JoinHidden wants {wanted}")
+    least = min(op.left.width, op.right.width)
+    if not 0 <= op.first <= op.end <= least or op.out.width != 2 * width:
+        raise ValueError(
+            f"JoinHidden of columns {op.first} to {op.end}: {op.left.name} and {op.right.name} have {least},"
+            f" {op.out.name} {op.out.width}"
+        )
+    if op.out.name in (op.left.name, op.right.name):
+        raise ValueError(f"JoinHidden cannot write its own input {op.out.name}")
+
+
 def check_part(part: StatePart, own: StateLayer, pool: StatePool) -> None:
     """Raise ValueError where a program's layer `own` is no part of the pool's."""
     if not 0 <= part.layer < len(pool.layers):
         raise ValueError(f"state layer {part.layer} of {len(pool.layers)}")
     whole = pool.layers[part.layer]
+    if not own.heads and not whole.heads:
+        if whole.kernel != own.kernel or not 0 <= part.first_key <= whole.channels - own.channels:
+            raise ValueError(f"{own} from channel {part.first_key} on is no part of state layer {part.layer}, {whole}")
+        return
+    if not own.heads or not whole.heads:
+        raise ValueError(f"{own} is no part of state layer {part.layer}, {whole}")
     keys, own_keys = key_heads_of(whole), key_heads_of(own)
     alike = (whole.kernel, whole.key_dim, whole.value_dim) == (own.kernel, own.key_dim, own.value_dim)
     if not alike or whole.heads * own_keys != own.heads * keys:
@@ -105,10 +133,11 @@ def record(
     held: Held,
     alpha: tuple[int, int],
     convolved: int,
+    kept: Mapping[str, int],
     address_of: Callable[[Weight], int],
 ) -> abi.Delta:
-    """`hs_delta` of an op. `alpha` is the buffer's address and stride, `convolved` the scratch's address; `address_of`
-    gives a stored weight's."""
+    """`hs_delta` of an op. `alpha` is the buffer's address and stride, `convolved` the scratch's address, `kept` what
+    `backends.cpu.held` has for it; `address_of` gives a stored weight's."""
     part = held.parts[op.layer]
     whole = held.pool.layers[part.layer]
     return abi.Delta(
@@ -133,6 +162,18 @@ def record(
         states=held.base + FLOAT_BYTES * layer_at(held.pool, part.layer),
         slot_floats=slot_bytes(held.pool) // FLOAT_BYTES,
         matrix_at=window_floats(whole),
+        **kept,
+    )
+
+
+def record_join(op: JoinHidden, held: Held, kept: Mapping[str, int]) -> abi.Join:
+    """`hs_join` of an op."""
+    part = held.parts[op.layer]
+    return abi.Join(
+        chained=int(op.chained),
+        states=held.base + FLOAT_BYTES * (layer_at(held.pool, part.layer) + part.first_key),
+        slot_floats=slot_bytes(held.pool) // FLOAT_BYTES,
+        **kept,
     )
 
 
@@ -145,9 +186,15 @@ def runs_of(ops: Sequence[Op], held: Held) -> list[tuple[int, int]]:
     """(offset, bytes) of what a program has of a slot, ascending, as few runs as there are."""
     runs: list[tuple[int, int]] = []
     for op in ops:
-        if isinstance(op, DeltaNet):
-            first = layer_at(held.pool, held.parts[op.layer].layer)
-            runs += [(first + at, count) for at, count in _layer_runs(op, held)]
+        match op:
+            case DeltaNet():
+                own = _layer_runs(op, held)
+            case JoinHidden(chained=False):
+                own = _row_runs(op, held)
+            case _:
+                continue
+        first = layer_at(held.pool, held.parts[op.layer].layer)
+        runs += [(first + at, count) for at, count in own]
     merged: list[tuple[int, int]] = []
     for at, count in sorted(runs):
         if merged and merged[-1][0] + merged[-1][1] == at:
@@ -172,6 +219,14 @@ def _layer_runs(op: DeltaNet, held: Held) -> Iterator[tuple[int, int]]:
         yield from ((row * whole.channels + at, count) for at, count in channels)
     each = op.key_dim * padded(op.value_dim)
     yield from ((window_floats(whole) + first * each, count * each) for first, count in heads)
+
+
+def _row_runs(op: JoinHidden, held: Held) -> Iterator[tuple[int, int]]:
+    """The same of a layer without heads."""
+    part = held.parts[op.layer]
+    whole = held.pool.layers[part.layer]
+    width = op.end - op.first
+    yield (0, layer_floats(whole)) if width == whole.channels else (part.first_key, width)
 
 
 def value_runs(op: DeltaNet, whole: StateLayer, first_key: int) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from backends.base import ExpertMatrix, Experts, Limits, Op, TensorView, Weight
+from backends.base import ExpertMatrix, Experts, Op, TensorView, Weight
 from backends.cpu import abi
 from backends.cpu.capability import PACKED_TYPES
 from backends.cpu.widths import FLOAT_BYTES, padded
@@ -90,13 +90,13 @@ def is_packed(weights: Sequence[Weight], types: Mapping[str, TensorView]) -> boo
 
 
 def scratch_bytes(
-    ops: Sequence[Op], scopes: Sequence[int], limits: Limits, types: Mapping[str, TensorView], library: ctypes.CDLL
+    ops: Sequence[Op], op_rows: Sequence[int], types: Mapping[str, TensorView], library: ctypes.CDLL
 ) -> dict[str, int]:
-    """Bytes of each field of `SCRATCH`: what the largest op needs."""
+    """Bytes of each field of `SCRATCH`: what the largest op needs. `op_rows`: the most rows of each op."""
     most = dict.fromkeys(SCRATCH, 0)
-    for op, scope in zip(ops, scopes, strict=True):
+    for op, rows in zip(ops, op_rows, strict=True):
         if isinstance(op, Experts):
-            for field, size in _scratch_of(op, limits.logit_rows if scope else limits.rows, types, library).items():
+            for field, size in _scratch_of(op, rows, types, library).items():
                 most[field] = max(most[field], size)
     return most
 

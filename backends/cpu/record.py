@@ -4,16 +4,19 @@
 
 What is decided here, once, so that the native walk decides nothing:
 - *Buffers.* Equal names share memory; a row is padded to 16 floats, and padding stays zero.
+- *Sections.* What a plan runs, and behind the mark `DraftStep` one step of drafting (`backends.cpu.sections`).
 - *Scope.* After `SelectRows` an op works on the rows whose logits are wanted.
 - *Quantisation.* A `Linear` with packed weights needs its input as int16. The op before it quantises its own output
   while it is in cache, where it can (`Norm`, `GatedActivation`, `Attention`); otherwise a step of its own does.
-- *Rope tables.* Sines and cosines of a plan's positions are computed once per distinct `Rope`, not once per layer.
+- *Rope tables.* Sines and cosines of a batch's positions are computed once per distinct `Rope` of a section, not once
+  per layer.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from backends.base import (
     NO_STATES,
@@ -26,6 +29,7 @@ from backends.base import (
     Experts,
     GatedActivation,
     GatherRows,
+    JoinHidden,
     KvPool,
     Limits,
     Linear,
@@ -48,7 +52,9 @@ from backends.base import (
 from backends.cpu import abi, delta, exchanges, experts
 from backends.cpu.capability import PACKED_TYPES
 from backends.cpu.collective import CpuCollective
+from backends.cpu.held import HeldStore
 from backends.cpu.memory import Arena
+from backends.cpu.sections import buffers_of, rows_of, scopes_of, sections_of
 from backends.cpu.stored import Elsewhere, StoredWeights
 from backends.cpu.widths import FLOAT_BYTES, padded
 
@@ -72,8 +78,6 @@ class Plan:
         collective: CpuCollective | None = None,
         shared: Elsewhere | None = None,
     ) -> None:
-        if not ops:
-            raise ValueError("a program needs at least one op")
         self.library = library
         self.ops = tuple(ops)
         self.kv = kv
@@ -85,41 +89,45 @@ class Plan:
         self.weights = StoredWeights(library, self.ops, weights, shared)
         self.buffers: dict[str, tuple[Buffer, int]] = {}
         self.ropes: dict[Rope, tuple[int, int]] = {}
-        self.scopes = tuple(_scopes(self.ops))
-        rows_of: dict[str, int] = {}
+        self.sections = sections_of(self.ops)
+        self.scopes = tuple(scopes_of(self.ops))
+        self._rows_by_scope = rows_of(self.ops, limits)
+        self.op_rows = tuple(rows[scope] for rows, scope in zip(self._rows_by_scope, self.scopes, strict=True))
+        most_rows = max(limits.rows, *(self._rows_by_scope[section[0]][0] for section in self.sections))
+        rows_in: dict[str, int] = {}
         widths: dict[str, Buffer] = {}
-        for op, scope in zip(self.ops, self.scopes, strict=True):
-            for buffer, buffer_scope in _buffers_of(op, scope, self.rank):
+        for op, scope, rows in zip(self.ops, self.scopes, self._rows_by_scope, strict=True):
+            for buffer, buffer_scope in buffers_of(op, scope, self.rank):
                 if widths.setdefault(buffer.name, buffer) != buffer:
                     raise ValueError(
                         f"buffer {buffer.name} is used with widths {widths[buffer.name].width} and {buffer.width}"
                     )
-                rows_of[buffer.name] = max(
-                    rows_of.get(buffer.name, 0), limits.logit_rows if buffer_scope else limits.rows
-                )
+                rows_in[buffer.name] = max(rows_in.get(buffer.name, 0), rows[buffer_scope])
         for name, buffer in widths.items():
-            size = rows_of[name] * padded(buffer.width) * FLOAT_BYTES
+            size = rows_in[name] * padded(buffer.width) * FLOAT_BYTES
             self.buffers[name] = (buffer, self.workspace.reserve(size))
         self.activation = self.workspace.reserve(self._activation_bytes())
         self.partials = self.workspace.reserve(self._partial_bytes(threads))
-        self.tiles = self.workspace.reserve(2 * limits.rows * INT_BYTES)
-        self.lane_runs = self.workspace.reserve(2 * limits.rows * INT_BYTES) if states.layers else None
+        self.tiles = self.workspace.reserve(2 * most_rows * INT_BYTES)
+        self.lane_runs = self.workspace.reserve(2 * most_rows * INT_BYTES) if states.layers else None
+        self.kept = HeldStore(self.ops, limits.held_rows if states.layers else 0, threads)
+        self.places = self.workspace.reserve(limits.rows * INT_BYTES) if self.kept.rows else None
         convolved = [delta.convolved_floats(op) for op in self.ops if isinstance(op, DeltaNet)]
         self.convolved = self.workspace.reserve(max(convolved, default=0) * limits.rows * FLOAT_BYTES)
-        scratch = experts.scratch_bytes(self.ops, self.scopes, limits, weights, library)
+        scratch = experts.scratch_bytes(self.ops, self.op_rows, weights, library)
         self.expert_scratch = {field: self.workspace.reserve(size) for field, size in scratch.items()}
         for op in self.ops:
             if isinstance(op, RopeStore) and op.rope is not None and op.rope not in self.ropes:
                 pairs = len(op.rope.frequencies)
                 if 2 * pairs > op.head_dim:
                     raise ValueError(f"rope turns {2 * pairs} dims of a head of {op.head_dim}")
-                table = self.workspace.reserve(limits.rows * 2 * pairs * FLOAT_BYTES)
+                table = self.workspace.reserve(most_rows * 2 * pairs * FLOAT_BYTES)
                 self.ropes[op.rope] = (self.workspace.reserve(pairs * DOUBLE_BYTES), table)
 
     def _activation_bytes(self) -> int:
         sizes = [
-            (self.limits.logit_rows if scope else self.limits.rows) * self.library.hs_activation_bytes(op.src.width)
-            for op, scope in zip(self.ops, self.scopes, strict=True)
+            rows * self.library.hs_activation_bytes(op.src.width)
+            for op, rows in zip(self.ops, self.op_rows, strict=True)
             if isinstance(op, Linear | Experts)
         ]
         return max(sizes, default=0)
@@ -144,6 +152,28 @@ class Plan:
             abi.KvGroup(slots, window, int(partial.get(group, True))) for group, (slots, window) in enumerate(sizes)
         ]
 
+    def rows_of(self, section: range) -> int:
+        """The most rows of a batch of a section."""
+        return self._rows_by_scope[section[0]][0]
+
+    def ropes_of(self, section: range) -> list[Rope]:
+        """Each once, in order of first use."""
+        found = [
+            op.rope for op in (self.ops[at] for at in section) if isinstance(op, RopeStore) and op.rope is not None
+        ]
+        return list(dict.fromkeys(found))
+
+
+@dataclass
+class Recorded:
+    """The steps of a section: which of the array's, the label of each that exchanges rows and the numbers of those that
+    write states, both counted from the section's first."""
+
+    first: int
+    count: int = 0
+    labels: dict[int, str] = field(default_factory=dict)
+    state_steps: list[int] = field(default_factory=list)
+
 
 class Recorder:
     """Turns a placed plan into native steps. Keeps alive what the steps point to (`parts`)."""
@@ -154,12 +184,21 @@ class Recorder:
         self._states = states
         self._parts: list[ctypes.Array[abi.Part] | ctypes.Structure] = []
         self._steps: list[abi.Step] = []
-        self.labels: dict[int, str] = {}
-        """The label of each step that exchanges rows."""
+        self.sections: list[Recorded] = []
 
     def record(self) -> tuple[ctypes.Array[abi.Step], list[ctypes.Array[abi.Part] | ctypes.Structure]]:
+        for section in self._plan.sections:
+            self.sections.append(Recorded(len(self._steps)))
+            self._rope_tables(section)
+            for index in section:
+                self._op(index, self._plan.ops[index], self._plan.scopes[index])
+            self.sections[-1].count = len(self._steps) - self.sections[-1].first
+        return (abi.Step * len(self._steps))(*self._steps), self._parts
+
+    def _rope_tables(self, section: range) -> None:
         plan = self._plan
-        for rope, (frequencies, table) in plan.ropes.items():
+        for rope in plan.ropes_of(section):
+            frequencies, table = plan.ropes[rope]
             self._emit(
                 abi.STEP_ROPE_TABLE,
                 0,
@@ -168,37 +207,39 @@ class Recorder:
                 frequencies=plan.workspace.address(frequencies),
                 table=plan.workspace.address(table),
             )
-        for index, (op, scope) in enumerate(zip(plan.ops, plan.scopes, strict=True)):
-            match op:
-                case EmbedRows():
-                    self._embed(op, scope)
-                case Norm():
-                    self._norm(index, op, scope)
-                case Linear():
-                    self._linear(index, op, scope)
-                case RopeStore():
-                    self._rope_store(op, scope)
-                case Attention():
-                    self._attention(index, op, scope)
-                case GatedActivation():
-                    self._gate(index, op, scope)
-                case AddGated():
-                    self._add_gated(op, scope)
-                case Softcap():
-                    self._softcap(op, scope)
-                case Scale():
-                    self._scale(op, scope)
-                case Experts():
-                    self._experts(op, scope)
-                case DeltaNet():
-                    self._delta(index, op, scope)
-                case SelectRows():
-                    self._select(op)
-                case Zero():
-                    self._emit(abi.STEP_ZERO, scope, width=op.out.width, **self._at("dst", op.out))
-                case SumRows() | GatherRows() | MergeAttention() | SendRows() | ReceiveRows():
-                    self._exchange(op, scope)
-        return (abi.Step * len(self._steps))(*self._steps), self._parts
+
+    def _op(self, index: int, op: Op, scope: int) -> None:
+        match op:
+            case EmbedRows():
+                self._embed(op, scope)
+            case Norm():
+                self._norm(index, op, scope)
+            case Linear():
+                self._linear(index, op, scope)
+            case RopeStore():
+                self._rope_store(op, scope)
+            case Attention():
+                self._attention(index, op, scope)
+            case GatedActivation():
+                self._gate(index, op, scope)
+            case AddGated():
+                self._add_gated(op, scope)
+            case Softcap():
+                self._softcap(op, scope)
+            case Scale():
+                self._scale(op, scope)
+            case Experts():
+                self._experts(op, scope)
+            case DeltaNet():
+                self._delta(index, op, scope)
+            case JoinHidden():
+                self._join(op, scope)
+            case SelectRows():
+                self._select(op)
+            case Zero():
+                self._emit(abi.STEP_ZERO, scope, width=op.out.width, **self._at("dst", op.out))
+            case SumRows() | GatherRows() | MergeAttention() | SendRows() | ReceiveRows():
+                self._exchange(op, scope)
 
     def _embed(self, op: EmbedRows, scope: int) -> None:
         ((_, table),) = self._matrices(op.table)
@@ -372,8 +413,9 @@ class Recorder:
         plan = self._plan
         at = self._at("alpha", op.alpha)
         alpha, convolved = (at["alpha"], at["alpha_stride"]), plan.workspace.address(plan.convolved)
-        detail = delta.record(op, self._states, alpha, convolved, self._vector)
+        detail = delta.record(op, self._states, alpha, convolved, plan.kept.of_delta(op), self._vector)
         self._parts.append(detail)
+        self._writes_states()
         self._emit(
             abi.STEP_DELTA,
             scope,
@@ -383,6 +425,24 @@ class Recorder:
             **self._at("src", op.mixed),
             **self._at("add", op.z),
             **self._at("third", op.beta),
+            **self._at("dst", op.out),
+        )
+
+    def _join(self, op: JoinHidden, scope: int) -> None:
+        if op.first == op.end:
+            return
+        detail = delta.record_join(op, self._states, self._plan.kept.of_join(op))
+        self._parts.append(detail)
+        if not op.chained:
+            self._writes_states()
+        self._emit(
+            abi.STEP_JOIN,
+            scope,
+            width=op.end - op.first,
+            first=op.first,
+            join=ctypes.pointer(detail),
+            **self._at("src", op.left),
+            **self._at("add", op.right),
             **self._at("dst", op.out),
         )
 
@@ -401,8 +461,14 @@ class Recorder:
         assert collective is not None, "checked before"
         kind, fields, act = exchanges.record(op, collective, self._place, self._vector)
         self._parts.append(act)
-        self.labels[len(self._steps)] = op.label
+        section = self.sections[-1]
+        section.labels[len(self._steps) - section.first] = op.label
         self._emit(kind, scope, act=exchanges.pointer_to(act), **fields)
+
+    def _writes_states(self) -> None:
+        """The step that is recorded next does."""
+        section = self.sections[-1]
+        section.state_steps.append(len(self._steps) - section.first)
 
     def _emit(self, kind: int, scope: int, **fields: object) -> None:
         self._steps.append(
@@ -467,51 +533,6 @@ def _quantises(op: Op, out: Buffer) -> bool:
 
 def _is_packed(op: Linear, weights: StoredWeights) -> bool:
     return any(weights.by_name[part.weight.name].view.type in PACKED_TYPES for part in op.parts)
-
-
-def _scopes(ops: Sequence[Op]) -> Iterator[int]:
-    scope = 0
-    for op in ops:
-        if isinstance(op, SelectRows):
-            if scope:
-                raise ValueError("a program selects its logit rows once")
-            scope = 1
-        elif scope and isinstance(op, EmbedRows | RopeStore | Attention | DeltaNet):
-            raise ValueError(f"{type(op).__name__} works on all rows and cannot follow SelectRows")
-        yield scope
-
-
-def _buffers_of(op: Op, scope: int, rank: int | None) -> Iterator[tuple[Buffer, int]]:
-    """Every buffer of an op with the scope of its rows."""
-    match op:
-        case EmbedRows(out=out):
-            yield out, scope
-        case Norm(src=src, out=out, add=add):
-            yield from ((buffer, scope) for buffer in (src, out, add) if buffer is not None)
-        case Linear(src=src, parts=parts):
-            yield src, scope
-            yield from ((part.out, scope) for part in parts)
-        case RopeStore(q=q, k=k, v=v):
-            yield from ((buffer, scope) for buffer in (q, k, v) if buffer is not None)
-        case Attention(q=q, out=out):
-            yield from ((buffer, scope) for buffer in (q, out))
-        case GatedActivation(gate=gate, up=up, out=out):
-            yield from ((buffer, scope) for buffer in (gate, up, out))
-        case AddGated(src=src, into=into, gate=gate_or_none):
-            yield from ((buffer, scope) for buffer in (src, into, gate_or_none) if buffer is not None)
-        case Softcap(src=src) | Scale(src=src):
-            yield src, scope
-        case Experts(src=src, logits=logits, out=out):
-            yield from ((buffer, scope) for buffer in (src, logits, out))
-        case DeltaNet():
-            yield from ((buffer, scope) for buffer in (op.mixed, op.z, op.beta, op.alpha, op.out))
-        case SelectRows(src=src, out=out, add=add):
-            yield from ((buffer, 0) for buffer in (src, add) if buffer is not None)
-            yield out, 1
-        case Zero(out=out):
-            yield out, scope
-        case _:
-            yield from ((buffer, scope) for buffer in exchanges.buffers_of(op, rank))
 
 
 def _q_step(op: RopeStore | Attention) -> int:

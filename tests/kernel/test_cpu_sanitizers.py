@@ -15,6 +15,8 @@ OTHER_SIZES = (
     "test_cpu_memory.py::test_the_budget_foresees_a_packed_matrix_of_every_type",
     "test_cpu_rank_memory.py::test_the_budget_foresees_what_each_rank_maps",
     "test_cpu_experts.py::test_stacks_hold_the_bits_of_the_file_and_no_more",
+    "test_cpu_drafts.py::test_kept_rows_are_a_line_of_their_own_with_the_bytes_of_the_formula",
+    "test_cpu_draft_memory.py",
 )
 """Tests of how long mappings are, which gaps make longer, and of the files of the shipped libraries."""
 MINUTES = 60

@@ -21,8 +21,9 @@
 //     those of a slot, tiled value heads      . q q . | . k k . | . v v . . v v .
 //
 // What the first stage leaves for the second, a row: q and k of each key head, v of each value head, each padded to 16; then
-// b and e^g of each value head.
+// b and e^g of each value head. Rows of lanes whose states are held have a store of their own for it (accept.cpp).
 #include <cmath>
+#include <cstring>
 
 #include "activation.h"
 #include "kernels.h"
@@ -76,7 +77,15 @@ int key_at(const hs_delta &d) { return d.key_heads * padded(d.key_dim); }
 int value_at(const hs_delta &d) { return 2 * key_at(d); }
 int gates_at(const hs_delta &d) { return value_at(d) + d.value_heads * padded(d.value_dim); }
 
-float *state_of(const Run &run, const hs_delta &d, int lane) { return d.states + d.slot_floats * run.batch.states[lane]; }
+float *state_of(const hs_delta &d, int slot) { return d.states + d.slot_floats * slot; }
+float *state_of(const Run &run, const hs_delta &d, int lane) { return state_of(d, run.batch.states[lane]); }
+
+float *convolved_row(const Run &run, const hs_delta &d, int row) {
+    const int place = run.place(row);
+    return place < 0 ? d.convolved + d.convolved_stride * row : d.kept + d.convolved_stride * place;
+}
+
+int64_t matrix_floats(const hs_delta &d) { return static_cast<int64_t>(d.key_dim) * padded(d.value_dim); }
 
 int heads_of_chunk(const hs_delta &d) {
     const int widest = d.key_dim > d.value_dim ? d.key_dim : d.value_dim;
@@ -139,8 +148,9 @@ void gates_of_row(const hs_step &step, int row, float *gates) {
 
 // One head of one sequence, as the recurrence walks it.
 struct Head {
-    const float *q, *k, *v;   // of the first row; `stride` floats to the next
-    const float *gates;       // b; e^g lies `decay_at` behind
+    const float *q, *k;   // of the first row; `stride` floats to the next
+    float *v;
+    const float *gates;   // b; e^g lies `decay_at` behind
     int64_t stride;
     int decay_at;
     float *out;
@@ -149,15 +159,21 @@ struct Head {
     int rows, key_dim, value_dim;
 };
 
-// G blocks of 16 columns from column `from` on, through all rows.
-template <int G> void recur(const Head &head, float *matrix, int from) {
+// G blocks of 16 columns from column `from` on, through all rows. HELD: M stays as it is, its copy is changed, and what each row
+// adds to it takes the place of v.
+template <int G, bool HELD> void recur(const Head &head, float *matrix, int from, float *copy) {
     const int64_t block = static_cast<int64_t>(head.key_dim) * GROUP;
+    const float *before = matrix;
+    if (HELD) matrix = copy;
     for (int t = 0; t < head.rows; t++) {
-        const float *q = head.q + head.stride * t, *k = head.k + head.stride * t, *v = head.v + head.stride * t + from;
+        const float *q = head.q + head.stride * t, *k = head.k + head.stride * t;
+        float *v = head.v + head.stride * t + from;
         const float b = head.gates[head.stride * t];
         const vf decay = set1(head.gates[head.stride * t + head.decay_at]);
-        if (head.positions[t] == 0)
+        if (head.positions[t] == 0) {
             for (int64_t i = 0; i < block * G; i += GROUP) store(matrix + i, set1(0.0f));
+            before = matrix;
+        }
         vf sum[G][2], step[G];
         HS_UNROLL
         for (int g = 0; g < G; g++) sum[g][0] = sum[g][1] = set1(0.0f);
@@ -166,13 +182,14 @@ template <int G> void recur(const Head &head, float *matrix, int from) {
             for (int odd = 0; odd < 2; odd++) {
                 if (i + odd == head.key_dim) break;
                 HS_UNROLL
-                for (int g = 0; g < G; g++) sum[g][odd] = fma(set1(k[i + odd]), load(matrix + block * g + GROUP * (i + odd)), sum[g][odd]);
+                for (int g = 0; g < G; g++) sum[g][odd] = fma(set1(k[i + odd]), load(before + block * g + GROUP * (i + odd)), sum[g][odd]);
             }
         }
         HS_UNROLL
         for (int g = 0; g < G; g++) {
             step[g] = mul(set1(b), sub(load(v + GROUP * g), mul(decay, add(sum[g][0], sum[g][1]))));
             sum[g][0] = sum[g][1] = set1(0.0f);
+            if (HELD) store(v + GROUP * g, step[g]);
         }
         for (int i = 0; i < head.key_dim; i += 2) {
             HS_UNROLL
@@ -181,9 +198,9 @@ template <int G> void recur(const Head &head, float *matrix, int from) {
                 const vf ki = set1(k[i + odd]), qi = set1(q[i + odd]);
                 HS_UNROLL
                 for (int g = 0; g < G; g++) {
-                    float *at = matrix + block * g + GROUP * (i + odd);
-                    const vf m = fma(ki, step[g], mul(decay, load(at)));
-                    store(at, m);
+                    const int64_t at = block * g + GROUP * (i + odd);
+                    const vf m = fma(ki, step[g], mul(decay, load(before + at)));
+                    store(matrix + at, m);
                     sum[g][odd] = fma(qi, m, sum[g][odd]);
                 }
             }
@@ -191,6 +208,26 @@ template <int G> void recur(const Head &head, float *matrix, int from) {
         float *out = head.out + head.out_stride * t + from;
         HS_UNROLL
         for (int g = 0; g < G; g++) store_upto(out + GROUP * g, add(sum[g][0], sum[g][1]), head.value_dim - from - GROUP * g);
+        if (HELD) before = matrix;
+    }
+}
+
+// What `recur` did to G blocks of M in the first `head.rows` rows of a held lane, all of them in one pass.
+template <int G> void replay(const Head &head, float *matrix, int from, bool anew) {
+    const int64_t block = static_cast<int64_t>(head.key_dim) * GROUP;
+    for (int i = 0; i < head.key_dim; i++) {
+        float *at = matrix + GROUP * i;
+        vf m[G];
+        HS_UNROLL
+        for (int g = 0; g < G; g++) m[g] = anew ? set1(0.0f) : load(at + block * g);
+        for (int t = 0; t < head.rows; t++) {
+            const float *added = head.v + head.stride * t + from;
+            const vf ki = set1(head.k[head.stride * t + i]), decay = set1(head.gates[head.stride * t + head.decay_at]);
+            HS_UNROLL
+            for (int g = 0; g < G; g++) m[g] = fma(ki, load(added + GROUP * g), mul(decay, m[g]));
+        }
+        HS_UNROLL
+        for (int g = 0; g < G; g++) store(at + block * g, m[g]);
     }
 }
 
@@ -209,16 +246,15 @@ void gated_norm(const hs_delta &d, const float *z, float *out) {
     }
 }
 
-// The window of a lane: the last kernel - 1 rows of `mixed`, its own new ones behind what is left of the old ones.
-void keep_window(const Run &run, const hs_step &step, int first, int rows) {
-    const hs_delta &d = *step.delta;
+// The window of a slot: the last kernel - 1 rows of `mixed`, `rows` new ones behind what is left of the old ones. `past` rows
+// came before.
+void keep_window(const hs_delta &d, float *window, const float *mixed, int64_t stride, int rows, int past) {
     const int64_t channels = window_channels(d);
     const int heads = 2 * d.key_heads + d.value_heads;
-    float *window = state_of(run, d, run.batch.row_lanes[first]);
-    const int keep = d.kernel - 1, past = run.batch.positions[first];
+    const int keep = d.kernel - 1;
     for (int i = 0; i < keep; i++) {
-        const int at = rows - keep + i;   // of this batch's rows, or before them where negative
-        const float *from = at >= 0 ? step.src + step.src_stride * (first + at) : at + past >= 0 ? window + channels * (i + rows) : nullptr;
+        const int at = rows - keep + i;   // of the new rows, or before them where negative
+        const float *from = at >= 0 ? mixed + stride * at : at + past >= 0 ? window + channels * (i + rows) : nullptr;
         for (int h = 0; h < heads; h++) {
             const int64_t inside = window_at(d, h);
             const int dim = h < 2 * d.key_heads ? d.key_dim : d.value_dim;
@@ -227,6 +263,50 @@ void keep_window(const Run &run, const hs_step &step, int first, int rows) {
             for (int c = 0; c < dim; c++) to[c] = own ? own[c] : 0.0f;
         }
     }
+}
+
+// What is to stay of `mixed`: in the window, or of a held lane all rows in their places.
+void keep_mixed(const Run &run, const hs_step &step, int first, int rows) {
+    const hs_delta &d = *step.delta;
+    const float *mixed = step.src + step.src_stride * first;
+    const int place = run.place(first), lane = run.batch.row_lanes[first];
+    if (place < 0) {
+        keep_window(d, state_of(run, d, lane), mixed, step.src_stride, rows, run.batch.positions[first]);
+        return;
+    }
+    const auto bytes = sizeof(float) * static_cast<size_t>(channel_at(d, 2 * d.key_heads + d.value_heads));
+    for (int t = 0; t < rows; t++) std::memcpy(d.kept_mixed + d.mixed_stride * (place + t), mixed + step.src_stride * t, bytes);
+}
+
+// Value head h of a sequence whose first row's results of the first stage are `row`.
+Head head_of(const hs_delta &d, float *row, int h, int rows) {
+    const int key_head = d.tiled ? h % d.key_heads : h / (d.value_heads / d.key_heads);
+    const float *q = row + key_head * padded(d.key_dim);
+    Head head{};
+    head.q = q;
+    head.k = q + key_at(d);
+    head.v = row + value_at(d) + h * padded(d.value_dim);
+    head.gates = row + gates_at(d) + h;
+    head.stride = d.convolved_stride;
+    head.decay_at = d.value_heads;
+    head.rows = rows;
+    head.key_dim = d.key_dim;
+    head.value_dim = d.value_dim;
+    return head;
+}
+
+// Two blocks of columns at a time, and the last one alone where their number is odd.
+template <bool HELD> void recur_all(const Head &head, float *matrix, float *copy) {
+    const int64_t block = static_cast<int64_t>(head.key_dim) * GROUP;
+    int from = 0;
+    for (; from + GROUP < head.value_dim; from += 2 * GROUP, matrix += 2 * block) recur<2, HELD>(head, matrix, from, copy);
+    if (from < head.value_dim) recur<1, HELD>(head, matrix, from, copy);
+}
+void replay_all(const Head &head, float *matrix, bool anew) {
+    const int64_t block = static_cast<int64_t>(head.key_dim) * GROUP;
+    int from = 0;
+    for (; from + GROUP < head.value_dim; from += 2 * GROUP, matrix += 2 * block) replay<2>(head, matrix, from, anew);
+    if (from < head.value_dim) replay<1>(head, matrix, from, anew);
 }
 
 }  // namespace
@@ -239,6 +319,12 @@ void cut_lane_runs(Run &run) {
         if (begins) runs[2 * run.lane_runs] = row, runs[2 * run.lane_runs + 1] = 0, run.lane_runs++;
         runs[2 * run.lane_runs - 1]++;
     }
+    if (!run.batch.hold || !run.program.places) return;
+    for (int i = 0; i < run.lane_runs; i++) {
+        const int first = runs[2 * i], place = run.batch.hold[run.batch.row_lanes[first]];
+        for (int t = 0; t < runs[2 * i + 1]; t++) run.program.places[first + t] = place < 0 ? -1 : place + t;
+    }
+    run.places = run.program.places;
 }
 
 int delta_conv_chunks(const Run &run, const hs_step &step) { return run.batch.rows * conv_parts(*step.delta); }
@@ -246,7 +332,7 @@ int delta_conv_chunks(const Run &run, const hs_step &step) { return run.batch.ro
 void delta_conv_chunk(const Run &run, const hs_step &step, int chunk) {
     const hs_delta &d = *step.delta;
     const int parts = conv_parts(d), row = chunk / parts, part = chunk % parts, each = heads_of_chunk(d);
-    float *out = d.convolved + d.convolved_stride * row;
+    float *out = convolved_row(run, d, row);
     const float *taps[HS_DELTA_KERNEL_MOST];
     const int old = taps_of(run, step, row, taps);
     if (part == 0) gates_of_row(step, row, out + gates_at(d));
@@ -272,30 +358,17 @@ void delta_rule_chunk(const Run &run, const hs_step &step, int chunk) {
     const int lane_run = chunk / (d.value_heads + 1), h = chunk % (d.value_heads + 1);
     const int first = run.program.lane_runs[2 * lane_run], rows = run.program.lane_runs[2 * lane_run + 1];
     if (h == d.value_heads) {
-        keep_window(run, step, first, rows);
+        keep_mixed(run, step, first, rows);
         return;
     }
-    const int key_head = d.tiled ? h % d.key_heads : h / (d.value_heads / d.key_heads);
-    const float *row = d.convolved + d.convolved_stride * first;
-    const float *q = row + key_head * padded(d.key_dim);
     float *out = step.dst + step.dst_stride * first + h * d.value_dim;
-    const Head head{q,
-                    q + key_at(d),
-                    row + value_at(d) + h * padded(d.value_dim),
-                    row + gates_at(d) + h,
-                    d.convolved_stride,
-                    d.value_heads,
-                    out,
-                    step.dst_stride,
-                    run.batch.positions + first,
-                    rows,
-                    d.key_dim,
-                    d.value_dim};
-    const int64_t block = static_cast<int64_t>(d.key_dim) * GROUP, blocks = padded(d.value_dim) / GROUP;
-    float *matrix = state_of(run, d, run.batch.row_lanes[first]) + d.matrix_at + blocks * block * state_head(d, h);
-    int64_t at = 0;
-    for (; at + 2 <= blocks; at += 2) recur<2>(head, matrix + block * at, static_cast<int>(at) * GROUP);
-    for (; at < blocks; at++) recur<1>(head, matrix + block * at, static_cast<int>(at) * GROUP);
+    Head head = head_of(d, convolved_row(run, d, first), h, rows);
+    head.out = out;
+    head.out_stride = step.dst_stride;
+    head.positions = run.batch.positions + first;
+    float *matrix = state_of(run, d, run.batch.row_lanes[first]) + d.matrix_at + matrix_floats(d) * state_head(d, h);
+    if (run.place(first) < 0) recur_all<false>(head, matrix, nullptr);
+    else recur_all<true>(head, matrix, d.copies + d.copy_floats * Team::current());
     for (int t = 0; t < rows; t++) {
         const int r = first + t;
         gated_norm(d, step.add + step.add_stride * r + h * d.value_dim, out + step.dst_stride * t);
@@ -303,6 +376,18 @@ void delta_rule_chunk(const Run &run, const hs_step &step, int chunk) {
         ActBlock *blocks_of_row = reinterpret_cast<ActBlock *>(step.activation + activation_bytes(step.width) * static_cast<size_t>(r));
         quantise_blocks(out + step.dst_stride * t - h * d.value_dim, blocks_of_row, h * d.value_dim / 32, (h + 1) * d.value_dim / 32);
     }
+}
+
+int delta_accept_parts(const hs_delta &d) { return d.value_heads + 1; }
+
+void delta_accept(const hs_delta &d, const hs_kept &kept, int part) {
+    float *state = state_of(d, kept.slot);
+    if (part == d.value_heads) {
+        keep_window(d, state, d.kept_mixed + d.mixed_stride * kept.place, d.mixed_stride, kept.rows, kept.position);
+        return;
+    }
+    const Head head = head_of(d, d.kept + d.convolved_stride * kept.place, part, kept.rows);
+    replay_all(head, state + d.matrix_at + matrix_floats(d) * state_head(d, part), kept.position == 0);
 }
 
 }  // namespace hs

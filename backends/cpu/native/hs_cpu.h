@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-#define HS_ABI_VERSION 6
+#define HS_ABI_VERSION 7
 
 enum { HS_OK = 0, HS_E_TYPE = -1, HS_E_SHAPE = -2, HS_E_BATCH = -3, HS_E_THREAD = -4 };
 
@@ -69,12 +69,13 @@ enum {
     HS_STEP_DELTA = 13,     /* dst = delta net of src (mixed), add (z), third (beta) */
     HS_STEP_SCALE = 14,     /* src = weight[0] * src */
     HS_STEP_ZERO = 15,      /* dst = 0 */
+    HS_STEP_JOIN = 16,      /* dst = columns `first` .. of src, then those of `add` of the row before */
     /* Exchanges between ranks (hs_collective.h), done by `act` for the rows of the scope; nothing where there are none. */
-    HS_STEP_SUM = 16,       /* src = the sum over ranks */
-    HS_STEP_GATHER = 17,    /* the parts of `act`, side by side */
-    HS_STEP_MERGE = 18,     /* dst [kv_heads * head_dim] = heads `first` .. of the partial attentions src [heads * (head_dim + 1)] */
-    HS_STEP_SEND = 19,      /* the parts of `act` as one message */
-    HS_STEP_RECEIVE = 20
+    HS_STEP_SUM = 17,       /* src = the sum over ranks */
+    HS_STEP_GATHER = 18,    /* the parts of `act`, side by side */
+    HS_STEP_MERGE = 19,     /* dst [kv_heads * head_dim] = heads `first` .. of the partial attentions src [heads * (head_dim + 1)] */
+    HS_STEP_SEND = 20,      /* the parts of `act` as one message */
+    HS_STEP_RECEIVE = 21
 };
 
 enum { HS_GATE_SILU = 0, HS_GATE_GELU = 1, HS_GATE_SWIGLU_OAI = 2 };
@@ -143,7 +144,23 @@ typedef struct hs_delta {
     float *states;            /* this layer's part of slot 0 */
     int64_t slot_floats;
     int64_t matrix_at; /* floats from the start of the layer's part to its matrices */
+    float *kept;          /* [held_rows, convolved_stride]: what `convolved` is to rows of lanes whose states are held; v gives way
+                           * to what the row added, b (v - M^T k) */
+    float *kept_mixed;    /* [held_rows, mixed_stride]: `mixed` of these rows */
+    int64_t mixed_stride;
+    float *copies;        /* scratch [threads, copy_floats]: the blocks of a held matrix that a thread works on */
+    int64_t copy_floats;
 } hs_delta;
+
+/* What HS_STEP_JOIN needs besides its buffers. The row before is the batch's, or for a lane's first row the one that its slot has. */
+typedef struct hs_join {
+    int32_t chained; /* a draft step: it is row `chain` of `add`, as the step before left it, or for -1 the slot's; nothing stays */
+    int32_t reserved;
+    float *states;   /* this layer's part of slot 0, where the step's first column is */
+    int64_t slot_floats;
+    float *kept;     /* [held_rows, kept_stride]: `add` of rows of lanes whose states are held */
+    int64_t kept_stride;
+} hs_join;
 
 /* One recorded op. Fields that a kind does not use are zero. Strides are in floats. */
 typedef struct hs_step {
@@ -164,7 +181,8 @@ typedef struct hs_step {
     int32_t gated;  /* attention: head_dim values behind each head of q are its gate */
     int32_t v_norm; /* HS_STEP_ROPE_STORE: v is normalised, without weights */
     int32_t partial; /* attention: pages of -1 are passed over; dst has a log-sum-exp for each head behind the heads */
-    int32_t first;   /* HS_STEP_EMBED: token of the table's first row, -1: the whole table is here. HS_STEP_MERGE: first own head */
+    int32_t first;   /* HS_STEP_EMBED: token of the table's first row, -1: the whole table is here. HS_STEP_MERGE: first own head.
+                      * HS_STEP_JOIN: first column */
     float softcap;  /* of attention scores; 0: none */
     float eps;
     float scale; /* embedding scale, attention scale, rope magnitude, cap */
@@ -188,6 +206,7 @@ typedef struct hs_step {
     float *partials; /* attention scratch: partial results, hs_partial_floats() long */
     const hs_experts *experts;
     const hs_delta *delta;
+    const hs_join *join;
     const struct hs_act *act; /* of an exchange */
 } hs_step;
 
@@ -207,6 +226,12 @@ typedef struct hs_program {
     int32_t max_rows;
     int32_t max_logit_rows;
     int32_t state_slots; /* recurrent states are checked against it; 0: no recurrent layers */
+    int32_t held_rows;   /* places for rows of lanes whose states are held */
+    int32_t chained;     /* a draft step: the batch must have a chain */
+    int32_t state_step_count;
+    int32_t reserved;
+    const int32_t *state_steps; /* numbers of the steps that write states */
+    int32_t *places;     /* scratch [max_rows]: where each row is kept, -1: nowhere. Null without held rows */
     int32_t *tiles;      /* scratch for attention's row tiles, [2 * max_rows] */
     int32_t *lane_runs;  /* scratch for the runs of rows of one lane, [2 * max_rows] */
     const hs_kv_group *groups; /* slots and pages are checked against them */
@@ -224,11 +249,22 @@ typedef struct hs_batch {
     const int32_t *tables; /* [groups, lanes, lane_pages]; pages before a group's window are not read */
     const int32_t *logit_rows;
     const int32_t *states; /* [lanes], the state slot of each; not read without recurrent layers */
+    const int32_t *hold;   /* [lanes]: the place of the lane's first row where its state is held, its others behind it; -1: it is not.
+                            * Null: none is */
+    const int32_t *chain;  /* [rows]: the row of the draft step before that a row goes on from; -1: none. Null without draft steps */
     int64_t epoch;         /* with seq: what exchanges are stamped with */
     int64_t seq;
     int32_t failed_step;   /* written where an exchange fails: which step it was */
-    int32_t reserved;
+    int32_t chain_rows;    /* rows of the draft step before */
 } hs_batch;
+
+/* Of a lane whose state was held: its slot, where its rows are kept, how many of them count, and the position of the first. */
+typedef struct hs_kept {
+    int32_t slot;
+    int32_t place;
+    int32_t rows;
+    int32_t position;
+} hs_kept;
 
 /* Pieces of memory that stand one behind the other in a stream: piece i is at `places[i]` and ends in the stream at ends[i], which
  * never falls. Where a stream is made of pieces, a place of null is zeros. */
@@ -244,8 +280,9 @@ enum { HS_DIGEST_BLOCK = 16384, HS_MOVE_CHUNK = 131072 };
 typedef struct hs_team hs_team;
 
 int32_t hs_abi_version(void);
-/* Sizes of hs_matrix, hs_part, hs_stack, hs_experts, hs_delta, hs_step, hs_kv_group, hs_program, hs_batch, hs_pieces, in this order. */
-void hs_abi_sizes(int32_t out[10]);
+/* Sizes of hs_matrix, hs_part, hs_stack, hs_experts, hs_delta, hs_join, hs_step, hs_kv_group, hs_program, hs_batch, hs_kept, hs_pieces, in
+ * this order. */
+void hs_abi_sizes(int32_t out[12]);
 const char *hs_level(void);
 int32_t hs_host_levels(void);
 
@@ -287,6 +324,9 @@ int32_t hs_unpack_row(const hs_matrix *matrix, int32_t row, float *dst);
 
 /* HS_OK, HS_E_BATCH before anything was done, or what an exchange gave: nothing behind it was done then. */
 int32_t hs_run(hs_team *team, const hs_program *program, hs_batch *batch);
+/* The states of `count` lanes that the last hs_run held become what the rows that count leave. HS_OK, or HS_E_BATCH before anything
+ * was written. */
+int32_t hs_accept(hs_team *team, const hs_program *program, const hs_kept *kept, int32_t count);
 
 #ifdef __cplusplus
 }

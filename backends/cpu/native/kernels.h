@@ -24,9 +24,11 @@ struct Run {
     int partitions;      // KV partitions of the longest sequence
 
     int lane_runs;       // runs of rows of one lane: pairs (first row, rows) in program.lane_runs
+    const int32_t *places;  // where rows of held lanes are kept; null: no lane is held
 
     int pool_pages(const hs_step &step) const { return program.groups[step.kv_group].slots / GROUP; }
     int rows(const hs_step &step) const { return step.scope ? batch.logit_row_count : batch.rows; }
+    int place(int row) const { return places ? places[row] : -1; }
 };
 
 // repack.cpp
@@ -83,12 +85,28 @@ void expert_down_chunk(const Run &run, const hs_step &step, int chunk);
 int combine_chunks(const Run &run, const hs_step &step);
 void combine_chunk(const Run &run, const hs_step &step, int chunk);
 
+// checks.cpp: whether every index that a step will follow leads somewhere, so that a wrong plan is an error and never a wild read
+bool batch_is_sound(const hs_program &program, const hs_batch &batch);
+bool kept_is_sound(const hs_program &program, const hs_kept *kept, int count);
+
 // delta.cpp: convolution, then the recurrence
 void cut_lane_runs(Run &run);
 int delta_conv_chunks(const Run &run, const hs_step &step);
 void delta_conv_chunk(const Run &run, const hs_step &step, int chunk);
 int delta_rule_chunks(const Run &run, const hs_step &step);
 void delta_rule_chunk(const Run &run, const hs_step &step, int chunk);
+int delta_accept_parts(const hs_delta &delta);
+void delta_accept(const hs_delta &delta, const hs_kept &kept, int part);
+
+// hidden.cpp: the rows, then what stays of them
+int join_chunks(const Run &run, const hs_step &step);
+void join_chunk(const Run &run, const hs_step &step, int chunk);
+int join_keep_chunks(const Run &run, const hs_step &step);
+void join_keep_chunk(const Run &run, const hs_step &step, int chunk);
+void join_accept(const hs_step &step, const hs_kept &kept);
+
+// accept.cpp
+void accept_kept(Team &team, const hs_program &program, const hs_kept *kept, int count);
 
 // attention.cpp: two stages, of which the second has chunks only where the first was split by partition
 void cut_tiles(Run &run);

@@ -59,9 +59,10 @@ constexpr Kind STAGES[][STAGES_MOST] = {
     {{delta_conv_chunks, delta_conv_chunk}, {delta_rule_chunks, delta_rule_chunk}},
     {{column_chunks, scale_chunk}},
     {{column_chunks, zero_chunk}},
+    {{join_chunks, join_chunk}, {join_keep_chunks, join_keep_chunk}},
 };
 constexpr int KINDS = sizeof STAGES / sizeof STAGES[0];
-static_assert(KINDS == HS_STEP_ZERO + 1 && KINDS == HS_STEP_SUM, "a row for each HS_STEP that is no exchange");
+static_assert(KINDS == HS_STEP_JOIN + 1 && KINDS == HS_STEP_SUM, "a row for each HS_STEP that is no exchange");
 
 // One exchange with other ranks, for the rows of the step's scope.
 int32_t exchange_rows(const Run &run, const hs_step &step) {
@@ -137,62 +138,6 @@ class Walk final : public Job {
     int step_ = 0, stage_ = -1;
     int32_t code_ = HS_OK;
 };
-
-bool within(const int32_t *values, int count, int limit, int lowest = 0) {
-    for (int i = 0; i < count; i++)
-        if (values[i] < lowest || values[i] >= limit) return false;
-    return true;
-}
-
-// Rows of a lane must be one run in order of position, without a gap, and no two lanes may share a state.
-bool states_are_sound(const hs_program &program, const hs_batch &batch) {
-    if (!within(batch.row_lanes, batch.rows, batch.lanes)) return false;
-    for (int row = 0; row < batch.rows; row++) {
-        const int lane = batch.row_lanes[row];
-        if (row > 0 && lane == batch.row_lanes[row - 1]) {
-            if (batch.positions[row] != batch.positions[row - 1] + 1) return false;
-            continue;
-        }
-        const int slot = batch.states[lane];
-        if (slot < 0 || slot >= program.state_slots) return false;
-        for (int before = 0; before < row; before++)
-            if (batch.states[batch.row_lanes[before]] == slot) return false;
-    }
-    return true;
-}
-
-// Slots of the rows and pages that they will read in one KV group; a page may be -1 where all its readers pass it over.
-bool group_is_sound(const hs_program &program, const hs_batch &batch, int group) {
-    const hs_kv_group &kv = program.groups[group];
-    if (!within(batch.slots + static_cast<int64_t>(group) * batch.rows, batch.rows, kv.slots)) return false;
-    for (int row = 0, first = 0; row < batch.rows; row++) {
-        // The last row of a run of one lane has its highest position, its first one looks back farthest: one look at the
-        // table serves them all.
-        if (row + 1 < batch.rows && batch.row_lanes[row + 1] == batch.row_lanes[row] && batch.positions[row + 1] > batch.positions[row]) continue;
-        const int seen = kv.window > 0 ? batch.positions[first] - kv.window + 1 : 0;
-        const int page = seen > 0 ? seen / GROUP : 0;
-        const int64_t lane = static_cast<int64_t>(group) * batch.lanes + batch.row_lanes[row];
-        const int32_t *pages = batch.tables + lane * batch.lane_pages + page;
-        if (!within(pages, batch.positions[row] / GROUP + 1 - page, kv.slots / GROUP, kv.partial ? -1 : 0)) return false;
-        first = row + 1;
-    }
-    return true;
-}
-
-// Every index that a step will follow, so that a wrong plan is an error and never a wild read.
-bool batch_is_sound(const hs_program &program, const hs_batch &batch) {
-    if (batch.rows < 1 || batch.rows > program.max_rows || batch.logit_row_count < 0 || batch.logit_row_count > program.max_logit_rows)
-        return false;
-    if (program.vocab_rows > 0 && !within(batch.tokens, batch.rows, program.vocab_rows)) return false;
-    if (!within(batch.logit_rows, batch.logit_row_count, batch.rows)) return false;
-    if (program.state_slots > 0 && !(within(batch.positions, batch.rows, INT32_MAX) && states_are_sound(program, batch))) return false;
-    if (program.group_count == 0) return within(batch.positions, batch.rows, INT32_MAX);
-    const int capacity = batch.lane_pages > INT32_MAX / GROUP ? INT32_MAX : batch.lane_pages * GROUP;
-    if (!within(batch.positions, batch.rows, capacity) || !within(batch.row_lanes, batch.rows, batch.lanes)) return false;
-    for (int group = 0; group < program.group_count; group++)
-        if (!group_is_sound(program, batch, group)) return false;
-    return true;
-}
 
 bool shape_is_sound(int type, int rows, int cols) {
     const int block = block_cols(type);
@@ -302,17 +247,19 @@ class Commit final : public Job {
 
 HS_API int32_t hs_abi_version(void) { return HS_ABI_VERSION; }
 
-HS_API void hs_abi_sizes(int32_t out[10]) {
+HS_API void hs_abi_sizes(int32_t out[12]) {
     out[0] = sizeof(hs_matrix);
     out[1] = sizeof(hs_part);
     out[2] = sizeof(hs_stack);
     out[3] = sizeof(hs_experts);
     out[4] = sizeof(hs_delta);
-    out[5] = sizeof(hs_step);
-    out[6] = sizeof(hs_kv_group);
-    out[7] = sizeof(hs_program);
-    out[8] = sizeof(hs_batch);
-    out[9] = sizeof(hs_pieces);
+    out[5] = sizeof(hs_join);
+    out[6] = sizeof(hs_step);
+    out[7] = sizeof(hs_kv_group);
+    out[8] = sizeof(hs_program);
+    out[9] = sizeof(hs_batch);
+    out[10] = sizeof(hs_kept);
+    out[11] = sizeof(hs_pieces);
 }
 
 HS_API const char *hs_level(void) { return HS_LEVEL_NAME; }
@@ -446,11 +393,17 @@ HS_API int32_t hs_unpack_row(const hs_matrix *matrix, int32_t row, float *dst) {
 
 HS_API int32_t hs_run(hs_team *team, const hs_program *program, hs_batch *batch) {
     if (!hs::batch_is_sound(*program, *batch)) return HS_E_BATCH;
-    hs::Run run{*program, *batch, team->team.threads(), 0, 0, 0, 0};
+    hs::Run run{*program, *batch, team->team.threads(), 0, 0, 0, 0, nullptr};
     if (program->group_count > 0) hs::cut_tiles(run);
     if (program->state_slots > 0) hs::cut_lane_runs(run);
     hs::Walk walk(run);
     team->team.run(walk);
     batch->failed_step = walk.at();
     return walk.code();
+}
+
+HS_API int32_t hs_accept(hs_team *team, const hs_program *program, const hs_kept *kept, int32_t count) {
+    if (!hs::kept_is_sound(*program, kept, count)) return HS_E_BATCH;
+    hs::accept_kept(team->team, *program, kept, count);
+    return HS_OK;
 }

@@ -24,7 +24,11 @@ inline void relax() {
 #endif
 }
 
+thread_local int current_thread = 0;
+
 }  // namespace
+
+int Team::current() { return current_thread; }
 
 void Team::Fetch::aim(const Ahead &ahead) {
     if (ahead.at == base) return;   // what was fetched of it stays fetched
@@ -158,6 +162,7 @@ void Team::run(Job &job) {
 }
 
 void Team::serve(int thread) {
+    current_thread = thread;
     pin(thread);
     Fetch fetch;
     while (!stopping_.load()) {

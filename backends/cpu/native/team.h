@@ -58,6 +58,9 @@ class Team {
 
     int threads() const { return threads_; }
 
+    // Which thread of its team runs this: 0 of one that is in no team, which is where `run` is called from.
+    static int current();
+
     // Does all stages of `job` and returns. The calling thread is one of the team. One run at a time.
     void run(Job &job);
 

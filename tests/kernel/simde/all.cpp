@@ -1,8 +1,11 @@
 // The whole native library in one translation unit, so that SIMDe is parsed once.
+#include "accept.cpp"
 #include "attention.cpp"
+#include "checks.cpp"
 #include "collective.cpp"
 #include "delta.cpp"
 #include "experts.cpp"
+#include "hidden.cpp"
 #include "linear.cpp"
 #include "move.cpp"
 #include "program.cpp"
