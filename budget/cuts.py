@@ -34,7 +34,7 @@ from budget.ledger import TENSOR, Term
 from budget.placement import Cut, Option, Shard, last_share, layer_share, pipeline_shares, ranges_of, tensor_shares
 from budget.solve import TOKENS_MAX, room
 from budget.speed import DeviceRates, rates_of, shared_rates
-from budget.terms import standing_bytes, terms
+from budget.terms import standing, standing_bytes, terms
 from budget.vectors import apportion, best_token_vector, layers_of_ratio, legal_ends, reduced
 from budget.wish import PAGE
 
@@ -171,13 +171,17 @@ def fullest(job: Job, option: Option, ceilings: Ceilings, first: int = 0) -> Cut
     parted = set(range(1, count)) - set(legal_ends(count, job.shape.kv_sources))
     stack = _Stack([layer_share(job, option, index) for index in range(first, count)])
     tail = _Stack([last_share(job, option)])
-    left = [
-        (ceilings.devices[index].ceiling_bytes or 0) - standing_bytes(job, option, ceilings.devices[index])
-        for index in ranks
+    beside = [
+        (ceilings.devices[index].ceiling_bytes or 0, standing(job, option, ceilings.devices[index])) for index in ranks
     ]
+
+    def left_for(tokens: int) -> list[float]:
+        """Of each rank, what its layers may take. Buffers grow with the tokens too, up to the longest request."""
+        return [ceiling - held(tokens) for ceiling, held in beside]
 
     def ends(tokens: int) -> tuple[int, ...] | None:
         """Where each rank's layers end; None if so many tokens do not fit."""
+        left = left_for(tokens)
 
         def weight(end: int) -> float:
             return stack.held(end, tokens)
@@ -215,7 +219,7 @@ def fullest(job: Job, option: Option, ceilings: Ceilings, first: int = 0) -> Cut
         return None
     row = stack.row[-1] + tail.row[-1]
     # Without rows that keep every token nothing grows once the windows do not.
-    low, high = 0, 1 + (int(min(_POOL_MOST, sum(left) / row)) if row else max(stack.stops, tail.stops))
+    low, high = 0, 1 + (int(min(_POOL_MOST, sum(left_for(0)) / row)) if row else max(stack.stops, tail.stops))
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if ends(middle) is not None else (low, middle)

@@ -17,7 +17,7 @@ Pure.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from budget import host_lines
@@ -84,10 +84,21 @@ def terms(
     return [*found, *_host(job, option, ceilings)]
 
 
-def standing_bytes(job: Job, option: Option, device: Device) -> float:
-    """What a rank holds at its worst moment whatever the cut: all but weights, rows and states."""
+def standing(job: Job, option: Option, device: Device) -> Callable[[int | None], float]:
+    """What a rank holds at its worst moment whatever the cut, all but weights, rows and states: with a pool of so many
+    tokens, or (None) with as many as there may be."""
     found = list(_standing(job, option, device, option.ranks.index(device.index)))
-    return max(sum(term.most for term in found if moment in term.held) for moment in ALWAYS)
+
+    def held(tokens: int | None) -> float:
+        sizes = [(term.most if tokens is None else term.exact(tokens), term.held) for term in found]
+        return max(sum(size for size, when in sizes if moment in when) for moment in ALWAYS)
+
+    return held
+
+
+def standing_bytes(job: Job, option: Option, device: Device) -> float:
+    """The most of it."""
+    return standing(job, option, device)(None)
 
 
 def _standing(job: Job, option: Option, device: Device, rank: int, shard: Share | None = None) -> Iterable[Term]:

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from budget.ceilings import ceilings
@@ -72,6 +72,7 @@ def all_cuts(layers: int, ranks: int) -> list[Cut]:
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.integers(1800, 4000), min_size=2, max_size=3), st.integers(3, 9), st.sampled_from([0, 512]))
+@example([1800, 2692, 1800], 9, 0)  # buffers grow with the tokens up to the longest request: here no pool is as long
 def test_the_fullest_cut_is_the_best_of_all_cuts(cards: list[int], layers: int, window: int) -> None:
     mixed = {"window": window, "full_attention_every": 3} if window else {}
     job = settle(small(layers, **mixed), Wish(running=2))

@@ -334,7 +334,7 @@ def test_rows_of_blocks_that_no_head_fills_are_refused_by_name() -> None:
 
 
 def test_up_says_so_before_it_loads_and_the_oracle_needs_no_blocks() -> None:
-    facts: Any = SimpleNamespace(shape=ODD)
+    facts: Any = SimpleNamespace(shape=ODD, why_no_drafts="")
     with pytest.raises(SettingError, match="--kv-type q8_0 keeps a head in blocks") as caught:
         plan_of(Settings(kv_type="q8_0"), facts, box())
     assert (caught.value.field, caught.value.fix) == ("kv_type", "use --kv-type f8 or f16")
