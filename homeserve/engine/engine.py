@@ -260,6 +260,9 @@ class Engine:
         self._plans_open -= 1
         self._timeline.answered(seq, results)
         self._acked_since_loss = True
+        for result in results:
+            for note in result.notes:
+                self.note("rank_note", rank=result.rank, seq=seq, text=note)
         if self._flips is not None and seq == self._flips.awaited:
             self._flips.on_results(results)
         elif seq in self._census_flight:

@@ -301,6 +301,9 @@ class Result(_Record, frozen=True):
     flip: FlipAnswer | None = None
     draft_us: int = 0
     """Microseconds of `busy_us` for steps of drafting."""
+    notes: tuple[str, ...] = ()
+    """What is not as it was asked for on this rank, and stops nothing: told once, with the first answer behind it that
+    is not one to a load."""
 
 
 class Boot(_Record, frozen=True):

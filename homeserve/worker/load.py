@@ -12,9 +12,10 @@ Two layouts between which a rank is to change must have the same rows. That is c
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from backends.acts import fleet_shape
@@ -78,6 +79,8 @@ class Loaded:
     flip: RankFlip | None
     forced: ForcedDrafts = ForcedDrafts()
     """What a test makes of drafts."""
+    notes: deque[str] = field(default_factory=deque)
+    """What is not as it was asked for, and was not told yet. Other threads add to it."""
 
     def close(self) -> None:
         """Give the device back."""
@@ -131,6 +134,7 @@ class _Load:
         self._progress = progress
         self._faults = faults
         self._opened = opened
+        self._notes: deque[str] = deque()
         self._forced = parse_drafts(spec.drafts_test)
         held_rows = spec.lanes * (1 + spec.drafts) if spec.drafts else 0
         self._limits = Limits(spec.rows, spec.logit_rows, spec.lanes, spec.lane_pages, held_rows)
@@ -201,7 +205,7 @@ class _Load:
         )
         flip = self._flip(layouts, parts, read) if len(parts) > 1 else None
         sides = {part.side.name: part.side for part in parts}
-        return Loaded(backend, collective, layouts, sides, lanes, slots[0], facts, flip, self._forced)
+        return Loaded(backend, collective, layouts, sides, lanes, slots[0], facts, flip, self._forced, self._notes)
 
     # -------------------------------------------------------------------------------------------------------- read
 
@@ -343,8 +347,13 @@ class _Load:
         boot = self._boot
         if self._spec.image_dir or whole is None:
             folder = self._spec.image_dir
-            return WeightHome("images", boot.rank, boot.ranks, folder=folder, at=self._faults.at, tell=log.warning)
+            return WeightHome("images", boot.rank, boot.ranks, folder=folder, at=self._faults.at, tell=self._tell)
         return WeightHome("copy", boot.rank, boot.ranks, *_run(whole), weights_fd=boot.weights_fd)
+
+    def _tell(self, what: str) -> None:
+        """Into the log now, and to the engine with the next answer."""
+        log.warning("%s", what)
+        self._notes.append(what)
 
     def _bind_in_place(
         self, backend: Backend, collective: Collective | None, parts: Sequence[Part], whole: Bound

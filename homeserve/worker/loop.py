@@ -142,6 +142,7 @@ def answer(rank: int, plan: Plan, runner: Runner, faults: FaultPoint) -> Result:
         exchanges=given.exchanges,
         flip=given.flip,
         draft_us=given.draft_us,
+        notes=given.notes,
     )
 
 
@@ -186,4 +187,5 @@ def _timed(
         exchanges,
         result.flip,
         result.draft_us,
+        result.notes,
     )

@@ -13,7 +13,7 @@ Raises what ended a plan; the plan loop turns it into the plan's one answer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from backends.base import Counts, LoadProgress, Program
 from homeserve.wire.records import (
@@ -51,6 +51,8 @@ class Answer:
     flip: FlipAnswer | None = None
     draft_us: int = 0
     """Microseconds for steps of drafting."""
+    notes: tuple[str, ...] = ()
+    """What is not as it was asked for, and was not told yet."""
 
 
 class Runner:
@@ -78,6 +80,12 @@ class Runner:
         loaded = self._loaded
         if loaded is None:
             raise LaneRefused(f"plan kind {plan.kind} before any load")
+        given = self._run(loaded, plan)
+        if not loaded.notes:
+            return given
+        return replace(given, notes=tuple(loaded.notes.popleft() for _ in range(len(loaded.notes))))
+
+    def _run(self, loaded: Loaded, plan: Plan) -> Answer:
         self._check_layout(loaded, plan)
         lanes = loaded.lanes
         lanes.check(plan)

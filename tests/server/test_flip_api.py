@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import urllib.error
 import urllib.request
@@ -508,6 +509,22 @@ def test_images_lie_in_a_folder_that_goes_with_the_server(
         wait_until(f"a flip to {to}", lambda to=to: there(to))
     stopped(run)
     assert list(spill.iterdir()) == []
+
+
+def test_a_disk_that_is_full_is_an_event(box: Any, wait_until: Callable[..., Any], tmp_path: Path) -> None:
+    """The image stays in memory, and serving and flips go on: nobody would know."""
+    flags = ("--devices", "cpu:2", "--flip", "manual", "--image-spill", str(tmp_path / "spill"), *SIZES)
+    fault = "rank=1,step=spill,nth=1,action=enospc"
+    run = box.up(str(COUNTER), *flags, HOMESERVE_TESTING="1", HOMESERVE_FAULT=fault)
+    here = status_of(run)["layout"]
+    wait_until("a flip", lambda: flip(run, OTHER[here], wait_until)["state"] == "committed")
+    (event,) = [event for event in status_of(run)["events"] if event["kind"] == "rank_note"]
+    assert event["rank"] == 1
+    assert re.match(
+        rf"the image of the {here} layout, \d+ bytes, stays in memory: .* cannot be written: No space", event["text"]
+    )
+    assert event["text"] in run.err, "and a line of the log"
+    stopped(run)
 
 
 @pytest.mark.parametrize("flags", [(), ("--round-trip",)], ids=("two answers", "one answer"))
