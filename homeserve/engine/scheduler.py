@@ -2,9 +2,8 @@
 
 One plan carries at most one row run of each sequence:
 
-    decode rows     one for each sequence that may go on, oldest first (with groups, of some)
-    prefill rows    up to `chunk` prompt tokens, split between the oldest unfinished prompt (at least half, so that it
-                    never starves) and those behind it (so that a short one does not wait for a long one)
+    decode rows     one for each sequence that may go on, oldest first (`decoding`; with groups, of some)
+    prefill rows    up to `chunk` prompt tokens (`prompts`)
 
 The two travel together (continuous batching): a prompt delays an open stream by the length of a mixed plan, never by
 more than one. With `prefill_delay` N > 0 up to N plans in a row may leave the decode rows out, which finishes prompts
@@ -34,9 +33,9 @@ request can bring about (somebody stopped the process, or asked it to end) makes
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from backends.base import PAGE_LEN
 from homeserve.engine.decoding import Decoding
@@ -47,33 +46,19 @@ from homeserve.engine.live import live_set, resident_bytes, shed
 from homeserve.engine.memory import Memory
 from homeserve.engine.pages import PageCensus
 from homeserve.engine.policy import ANSWERS, PROMPTS, Demand
+from homeserve.engine.prompts import Prompts
 from homeserve.engine.request import EngineLimits, FinishReason, GenerateCall
 from homeserve.engine.sequence import RUNNING, Sequence, SequenceState
 from homeserve.engine.sizes import PROMPT_LOGPROB_ROWS as PROMPT_LOGPROB_ROWS
-from homeserve.engine.sizes import new_lane_bytes, new_lanes_bytes_limit
 from homeserve.engine.sizes import plan_bytes_limit as plan_bytes_limit
 from homeserve.engine.sizes import result_bytes_limit as result_bytes_limit
 from homeserve.engine.speculation import Drafting
-from homeserve.engine.states import StateCensus, checkpoint_after
+from homeserve.engine.states import StateCensus
 from homeserve.layouts.owner import OwnerRule
-from homeserve.wire.records import LaneRows, Logprobs, NewLane, Sample, Sampling
+from homeserve.wire.records import Logprobs, Sample
 
 STRIKES_OUT = 2
 """Deaths in a row, alone in flight, after which a request is failed."""
-
-
-@dataclass
-class PrefixCounts:
-    """Prefix-cache lookups since start."""
-
-    lookups: int = 0
-    hits: int = 0
-    hit_tokens: int = 0
-
-    def count(self, hit_tokens: int) -> None:
-        self.lookups += 1
-        self.hits += hit_tokens > 0
-        self.hit_tokens += hit_tokens
 
 
 class Scheduler:
@@ -81,18 +66,18 @@ class Scheduler:
 
     def __init__(self, limits: EngineLimits) -> None:
         self.limits = limits
-        self.prefix = PrefixCounts()
         self.preemptions = 0
         self.drafting = Drafting(limits.most_drafts, adapts=limits.drafts_adapt)
         self.first = ""
         """Of two kinds of work, the one that plans have alone while there is any (`policy`)."""
         self._key = 0
-        self._waiting: deque[Sequence] = deque()
         self._running: OrderedDict[int, Sequence] = OrderedDict()
         """Sequences that hold a lane, by key, oldest first (PREFILL, DECODE, PREEMPTED, ENDING)."""
         self._flight: OrderedDict[int, Draft] = OrderedDict()
         self._delayed = 0
         self._drafts = 0
+        self._prompts = Prompts(self._running, self._grow)
+        self._waiting, self.prefix = self._prompts.waiting, self._prompts.prefix
         self._decoding = Decoding(limits, self.drafting, self._grow)
         self._any_suspect = False
         self._reset_memory()
@@ -329,6 +314,7 @@ class Scheduler:
             drafts=to.drafts,
         )
         self.first = ""
+        self._prompts.begin(self.limits, self._memory)
         self._decoding.turn(self.limits, self._running.values())
 
     # -------------------------------------------------------------------------------------------------- drafting
@@ -339,14 +325,14 @@ class Scheduler:
         if self._flight and (drafts or any(other.rounds for other in self._flight.values())):
             return
         if decoding and (self.first == PROMPTS or self._delayed < self.limits.prefill_delay):
-            self._draft_prefill(draft)
+            self._prompts.draft(draft)
         if draft.rows:
             self._delayed += 1
         else:
             self._delayed = 0
             self._decoding.draft(draft, decoding, drafts, self.running_count)
             if self.first != ANSWERS or not draft.rows:
-                self._draft_prefill(draft)
+                self._prompts.draft(draft)
         if draft.rows and self.first != PROMPTS:  # those that wait for a policy are not passed over
             left_out = {s.key for s in decoding} - {row.request for row in draft.rows}
             self._decoding.count_skips(self._running.values(), left_out)
@@ -354,101 +340,12 @@ class Scheduler:
     def _draft_suspect(self, draft: Draft, suspects: list[Sequence]) -> None:
         """Rows of one suspect alone, without drafts: that with the most strikes, then the oldest."""
         sequence = max(suspects, key=lambda s: (s.strikes, -s.key))
-        if sequence.state is SequenceState.WAITING and not self._admit(draft, sequence):
+        if sequence.state is SequenceState.WAITING and not self._prompts.admit(draft, sequence):
             return
         if sequence.state is SequenceState.PREFILL:
-            self._draft_chunk(draft, sequence, self.limits.chunk)
+            self._prompts.chunk(draft, sequence, self.limits.chunk)
         else:
             self._decoding.row(draft, sequence)
-
-    def _draft_prefill(self, draft: Draft) -> None:
-        """Prompt rows: those already begun, oldest first, then new ones. The first gets at least half of the chunk."""
-        budget = self.limits.chunk
-        begun = [s for s in self._running.values() if s.state is SequenceState.PREFILL and not s.held]
-        share = budget - budget // 2 if len(begun) + len(self._waiting) > 1 else budget
-        for sequence in begun:
-            budget -= self._draft_chunk(draft, sequence, min(budget, share))
-            share = budget
-        while budget > 0:
-            # One whose reader stalls may have been preempted to the head of the queue: it holds up nobody there.
-            newcomer = next((s for s in self._waiting if not s.held), None)
-            if newcomer is None or not self._admit(draft, newcomer):
-                break
-            budget -= self._draft_chunk(draft, newcomer, min(budget, share))
-            share = budget
-
-    def _draft_chunk(self, draft: Draft, sequence: Sequence, budget: int) -> int:
-        """Put the next rows of a prompt into the draft; returns how many."""
-        if sequence.state is not SequenceState.PREFILL:
-            return 0  # preempted for one before it in this very draft
-        start = sequence.issued
-        if sequence.call.prompt_logprobs >= 0:
-            if draft.logprob_rows:
-                return 0
-            budget = min(budget, PROMPT_LOGPROB_ROWS)
-        end = min(sequence.target, start + budget, max(self._tables.room(sequence), sequence.issued + 1))
-        place = checkpoint_after(start, sequence.target) if self._memory.keeps_checkpoints else sequence.target
-        end = min(end, place)
-        if end <= start or not self._grow(sequence, end):
-            return 0
-        if sequence.call.prompt_logprobs >= 0:
-            draft.logprob_rows = end - start
-        last = end == sequence.target
-        pages = self._tables.unsent(sequence)
-        tokens = sequence.tokens[start:end].tobytes()
-        save = self._memory.save_slot(draft, sequence, end) if end == place < sequence.target else -1
-        logprobs = sequence.call.prompt_logprobs
-        draft.rows.append(
-            LaneRows(sequence.lane, sequence.key, start, tokens, pages, last, save=save, prompt_logprobs=logprobs)
-        )
-        draft.name(sequence)
-        draft.reach[sequence.key] = sequence.issued = end
-        self._tables.share(sequence)
-        if last:
-            sequence.pending += 1
-            sequence.move(SequenceState.DECODE)
-        return end - start
-
-    def _admit(self, draft: Draft, sequence: Sequence) -> bool:
-        """Give a waiting sequence a lane and its cached prefix, if there is room for its prompt."""
-        if not self._memory.free_lanes or any(s.state is SequenceState.PREEMPTED for s in self._running.values()):
-            return False
-        path = self._pool.match(sequence.tokens, self._hit_limit(sequence))
-        known = len(path)
-        del path[self._pool.usable(path, with_state=self.limits.recurrent) :]
-        hit_tokens = len(path) * PAGE_LEN
-        if self._running and not self._tables.fits(sequence.target, path, self.limits.chunk, len(self._running)):
-            return False
-        history = sequence.tokens[:hit_tokens].tobytes() if _needs_history(sequence.call.sampling) else b""
-        size = len(history) + new_lane_bytes(sequence.call.sampling)
-        if draft.new and draft.new_bytes + size > new_lanes_bytes_limit(self.limits):
-            return False
-        self._waiting.remove(sequence)
-        sequence.move(SequenceState.PREFILL)
-        sequence.lane = self._memory.free_lanes.pop()
-        self._tables.begin(sequence, path, known)
-        sequence.issued = hit_tokens
-        sequence.hit_tokens = max(sequence.hit_tokens, min(hit_tokens, sequence.prompt_len))
-        self._running[sequence.key] = sequence
-        self._running = OrderedDict(sorted(self._running.items()))
-        restore = path[-1].state if path and self.limits.recurrent else -1
-        if restore >= 0:
-            self._states.touch(path[-1])
-        draft.new.append(
-            NewLane(sequence.lane, sequence.key, sequence.prompt_len, sequence.call.sampling, history, restore)
-        )
-        draft.new_bytes += size
-        draft.name(sequence)
-        if self.limits.prefix_cache:
-            self.prefix.count(hit_tokens)
-        return True
-
-    def _hit_limit(self, sequence: Sequence) -> int:
-        """Pages that may come from the cache: the last token is always computed, and a prompt whose own
-        log-probabilities are asked for is computed whole."""
-        if not self.limits.prefix_cache or sequence.call.prompt_logprobs >= 0:
-            return 0
-        return (sequence.target - 1) // PAGE_LEN
 
     # ----------------------------------------------------------------------------------------------------- pages
 
@@ -482,6 +379,7 @@ class Scheduler:
     def _reset_memory(self) -> None:
         self._memory = Memory(self.limits)
         self._states, self._pool, self._tables = self._memory.states, self._memory.pool, self._memory.tables
+        self._prompts.begin(self.limits, self._memory)
         self._decoding.begin(self.limits, self._memory)
 
     # ----------------------------------------------------------------------------------------------- transitions
@@ -545,8 +443,3 @@ class Scheduler:
         if sequence.state is not SequenceState.WAITING:
             sequence.move(SequenceState.WAITING)
         sequence.forget_memory()
-
-
-def _needs_history(sampling: Sampling) -> bool:
-    """Penalties look back at tokens that a prefix hit does not send."""
-    return sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
