@@ -2,8 +2,8 @@
 
 A *scene* has what may go wrong between plans: prompts in chunks beside others that draft, a repetition penalty, a
 seed, a checkpoint and a hit of it that drafts at once, a client that leaves in the middle and another request on its
-pages. It is played without drafts on one rank, and then with 1 to 4 of them on so many ranks, in one memory or in several, with
-the drafting block as it is and with every draft made wrong. Tokens must be the same, and on one rank the
+pages. It is played without drafts on one rank, and then with 1 to 4 of them on one to three ranks, in one memory or in
+several, with the drafting block as it is and with every draft made wrong. Tokens must be the same, and on one rank the
 log-probabilities bit for bit.
 
 The model that counts drafts well. The hybrids of random weights lean towards a few tokens (`leaning`), so that every
@@ -33,7 +33,8 @@ from homeserve.wire.records import Logprobs
 SLOW = os.environ.get("HOMESERVE_TEST_TIER") == "slow"
 DATA = Path(__file__).parents[1] / "data"
 MOST = 4
-BACKEND = os.environ.get("TRY_BACKEND", "cpu")
+TOLERANCE = 1e-3
+"""Of a log-probability where sums are taken in another order."""
 LIMIT_S = 200.0
 """For hangs."""
 COUNTER = "counter"
@@ -98,6 +99,8 @@ async def scene(play: Play, model: str, drafts: int, chunk: int = 16, flips: boo
     play.begin_from(4, 3, LANES, texts[4])
     await play.until({4: 3, 5: 2}, chunk, drafts)
     await turn()
+    await play.until({1: 22, 2: 12, 4: 7, 5: 6}, 64, drafts)
+    await turn()
     await play.until({1: 40, 2: 24, 4: 20, 5: 20}, 64, drafts)
     for number in (1, 2, 4, 5):
         found.take(play, number)
@@ -141,7 +144,7 @@ ALONE: dict[str, Played] = {}
 async def alone(path: Path, model: str) -> Played:
     """Without drafts, on one rank that has loaded no drafting block."""
     if model not in ALONE:
-        async with Play(path, 1, kv_type="f32", inside=True, backend=BACKEND) as play:
+        async with Play(path, 1, kv_type="f32", inside=True) as play:
             ALONE[model] = await scene(play, model, 0)
         assert not ALONE[model].rounds
     return ALONE[model]
@@ -149,11 +152,13 @@ async def alone(path: Path, model: str) -> Played:
 
 def same(found: Played, wanted: Played, *, bits: bool = False) -> None:
     assert found.tokens == wanted.tokens
-    assert {number: len(each) for number, each in found.logprobs.items()} == {
-        number: len(each) for number, each in wanted.logprobs.items()
-    }
     if bits:
         assert found.logprobs == wanted.logprobs
+        return
+    for number, known in wanted.logprobs.items():  # last digits depend on which rank keeps a page
+        assert [each.token for each in found.logprobs[number]] == [each.token for each in known]
+        apart = [abs(one.logprob - other.logprob) for one, other in zip(found.logprobs[number], known, strict=True)]
+        assert max(apart, default=0.0) < TOLERANCE
 
 
 @pytest.fixture
@@ -176,7 +181,7 @@ def test_one_rank_answers_the_same_with_1_to_4_drafts(
         path = file_of(model)
         wanted = await alone(path, model)
         counted: set[int] = set()
-        async with Play(path, 1, kv_type="f32", drafts=MOST, inside=True, backend=BACKEND) as play:
+        async with Play(path, 1, kv_type="f32", drafts=MOST, inside=True) as play:
             same(await scene(play, model, 0), wanted, bits=True)
             for drafts in range(1, MOST + 1):
                 for chunk in (8, 16, 32) if SLOW else (32 >> drafts % 3,):
@@ -197,7 +202,7 @@ def test_one_rank_answers_the_same_where_every_draft_is_wrong(
     async def main() -> None:
         path = file_of(model)
         wanted = await alone(path, model)
-        async with Play(path, 1, kv_type="f32", drafts=MOST, drafts_test="wrong", inside=True, backend=BACKEND) as play:
+        async with Play(path, 1, kv_type="f32", drafts=MOST, drafts_test="wrong", inside=True) as play:
             for drafts in (1, MOST):
                 found = await scene(play, model, drafts)
                 tell(found.told(f"{model}, {drafts} wrong drafts"))
@@ -211,7 +216,7 @@ def test_counts_are_foreseen(run: Run, file_of: Callable[[str], Path]) -> None:
     """On a task that it was trained on nearly every draft counts, from the first round on."""
 
     async def main() -> None:
-        async with Play(file_of(COUNTER), 1, kv_type="f32", drafts=3, inside=True, backend=BACKEND) as play:
+        async with Play(file_of(COUNTER), 1, kv_type="f32", drafts=3, inside=True) as play:
             play.begin(1, 0, list(b"count 86:"))
             await play.until({1: 97}, 64, 3)
             rounds = play.requests[1].rounds
@@ -252,15 +257,12 @@ def test_ranks_answer_the_same_across_flips_with_drafts_and_without(
         path = file_of(model)
         wanted = await alone(path, model)
         async with several(path, model, ranks, unified) as play:
-            plain = await scene(play, model, 0)
-            same(plain, wanted)
+            same(await scene(play, model, 0), wanted)
             for drafts in range(1, MOST + 1) if SLOW else (3,):
                 for flips in (False, True):
                     found = await scene(play, model, drafts, flips=flips)
                     tell(found.told(f"{model}, {ranks} ranks, {drafts} drafts{', flips' if flips else ''}"))
                     same(found, wanted)
-                    if not flips:
-                        assert found.logprobs == plain.logprobs
                     assert sum(accepted for _, accepted in found.rounds) > 0
 
     run(main)
