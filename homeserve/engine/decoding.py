@@ -73,13 +73,13 @@ class Decoding:
                 sequence.skipped = sequence.passed_over = 0
         return decoding
 
-    def choose(self, decoding: Several[Sequence]) -> dict[int, int]:
+    def choose(self, decoding: Several[Sequence], alone: bool) -> dict[int, int]:
         """How many drafts sequences are to have in the next plan, by key; those without any are left out. A token that
-        is still on its way is taken for known: the round can wait for it."""
+        is still on its way is taken for known: the round can wait for it. `alone`: no prompt is to be computed."""
         if not self._limits.drafts:
             return {}
         asked = [(sequence.drafted, self._most(sequence)) for sequence in decoding]
-        chosen = self._drafting.choose(self._limits.layout, asked)
+        chosen = self._drafting.choose(self._limits.layout, asked, alone=alone)
         return {sequence.key: drafts for sequence, drafts in zip(decoding, chosen, strict=True) if drafts > 0}
 
     def _most(self, sequence: Sequence) -> int:

@@ -53,6 +53,11 @@ class Prompts:
         """A life of the fleet, or another layout."""
         self._limits, self._memory = limits, memory
 
+    @property
+    def none(self) -> bool:
+        """No prompt is to be computed."""
+        return not self.waiting and all(s.state is not SequenceState.PREFILL for s in self._running.values())
+
     def draft(self, draft: Draft) -> None:
         """Prompt rows: those already begun, oldest first, then new ones. The first gets at least half of the chunk."""
         budget = self._limits.chunk

@@ -321,7 +321,8 @@ class Scheduler:
 
     def _draft_all(self, draft: Draft) -> None:
         decoding = self._decoding.ready(self._running.values())
-        drafts = self._decoding.choose(decoding) if self.first != PROMPTS else {}
+        alone = self._prompts.none
+        drafts = self._decoding.choose(decoding, alone) if self.first != PROMPTS else {}
         if self._flight and (drafts or any(other.rounds for other in self._flight.values())):
             return
         if decoding and (self.first == PROMPTS or self._delayed < self.limits.prefill_delay):

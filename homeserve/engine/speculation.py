@@ -138,13 +138,14 @@ class Drafting:
     def as_json(self) -> dict[str, Any]:
         return self._counts.as_json()
 
-    def choose(self, layout: str, asked: Sequence[tuple[Drafted, int]]) -> list[int]:
-        """Drafts of each sequence of the next plan, `asked` being (what is known of it, the most it may have). Asked
-        again without anything having come back, it answers the same."""
+    def choose(self, layout: str, asked: Sequence[tuple[Drafted, int]], *, alone: bool = True) -> list[int]:
+        """Drafts of each sequence of the next plan, `asked` being (what is known of it, the most it may have). `alone`:
+        no prompt is to be computed beside them, so the plan's time will say something. Asked again without anything
+        having come back, it answers the same."""
         if not self.adapts or not any(most for _, most in asked):
             return [most for _, most in asked]
         costs = self._of(layout)
-        if costs.wants_plain(len(asked)):
+        if alone and costs.wants_plain(len(asked)):
             return [0] * len(asked)
         chosen = _best(asked, costs)
         for (of, _), drafts in zip(asked, chosen, strict=True):

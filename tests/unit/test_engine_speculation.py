@@ -199,6 +199,7 @@ def test_each_layout_has_times_of_its_own() -> None:
         drafting.back("tensor", [(of, 0, 0)], 1.0)
     assert drafting.choose("tensor", [(of, 3)]) == [3]
     assert drafting.choose("pipeline", [(of, 3)]) == [0], "no plain plan was measured there"
+    assert drafting.choose("pipeline", [(of, 3)], alone=False) == [3], "beside a prompt nothing can be measured"
 
 
 # ---------------------------------------------------------------------------------------------------------------- costs
