@@ -115,14 +115,14 @@ class Lanes:
     _batch: Batch = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        rows, lane_count = self.limits.rows, self.limits.lanes
+        rows = self.limits.rows
         self.tables = np.zeros((len(self.windows), self.limits.lanes, self.limits.lane_pages), np.int32)
         self.local = self.tables if self.places is None else self.tables.copy()
         self.lanes = [None] * self.limits.lanes
         tokens, positions, lanes, logit_rows = np.zeros((4, rows), np.int32)
         slots = np.zeros((len(self.windows), rows), np.int32)
-        self._states = np.arange(lane_count if self.state_slots else 0, dtype=np.int32)
-        self._hold = np.full(lane_count, UNKNOWN, np.int32)
+        self._states = np.arange(self.limits.lanes if self.state_slots else 0, dtype=np.int32)
+        self._hold = np.full(self.limits.lanes, UNKNOWN, np.int32)
         self._batch = Batch(tokens, positions, slots, lanes, self.local, logit_rows, self._states)
 
     def check(self, plan: Plan) -> None:
@@ -182,25 +182,12 @@ class Lanes:
             if entry.drafts:
                 self._hold[entry.lane] = held
                 held += count
-            first_logit = at + count - group.logit_count
-            out.logit_rows[logits_at : logits_at + group.logit_count] = np.arange(
-                first_logit, first_logit + group.logit_count
-            )
-            at += count
-            logits_at += group.logit_count
-        batch = Batch(
-            out.tokens[:at],
-            out.positions[:at],
-            out.slots[:, :at],
-            out.lanes[:at],
-            self.local,
-            out.logit_rows[:logits_at],
-            self._states,
-            epoch,
-            seq,
-            self._hold if held else NO_HOLD,
-        )
-        return batch, groups
+            at, wanted = span.stop, slice(logits_at, logits_at + group.logit_count)
+            out.logit_rows[wanted] = np.arange(at - group.logit_count, at)
+            logits_at = wanted.stop
+        own = out.tokens[:at], out.positions[:at], out.slots[:, :at], out.lanes[:at]
+        hold = self._hold if held else NO_HOLD
+        return Batch(*own, self.local, out.logit_rows[:logits_at], self._states, epoch, seq, hold), groups
 
     def draft_batch(
         self, rows: Sequence[LaneRows], step: int, tokens: Ints, chain: Ints, epoch: int = 0, seq: int = 0
@@ -225,20 +212,6 @@ class Lanes:
         lane = self[group.lane]
         self._count(lane, group, len(tokens))
         lane.last_token = tokens[-1]
-
-    def _count(self, lane: Lane, group: Group, rows: int) -> None:
-        end = group.rows.start + rows
-        if lane.counts is not None:
-            lane.counts.add(group.inputs[:rows], np.arange(group.rows.start, end) >= lane.prompt_len)
-        lane.length = end
-
-    def _slots(self, lanes: Ints | np.int32, positions: Ints) -> Ints:
-        """Where the K and V of rows go, `[groups, rows]`."""
-        pages = self.local[:, lanes, positions // PAGE_LEN]
-        if self.places is not None:
-            pages = np.stack([self.places.for_writing(index, each) for index, each in enumerate(pages)])
-        slots: Ints = pages * PAGE_LEN + positions % PAGE_LEN
-        return slots
 
     def take_token(self, drawn: Drawn) -> None:
         """What another rank drew for a lane; nothing where the lane is another request's by now."""
@@ -367,6 +340,20 @@ class Lanes:
             raise LaneRefused(f"{held} rows whose states are held are more than {self.limits.held_rows}")
 
     # ------------------------------------------------------------------------------------------------------- parts
+
+    def _count(self, lane: Lane, group: Group, rows: int) -> None:
+        end = group.rows.start + rows
+        if lane.counts is not None:
+            lane.counts.add(group.inputs[:rows], np.arange(group.rows.start, end) >= lane.prompt_len)
+        lane.length = end
+
+    def _slots(self, lanes: Ints | np.int32, positions: Ints) -> Ints:
+        """Where the K and V of rows go, `[groups, rows]`."""
+        pages = self.local[:, lanes, positions // PAGE_LEN]
+        if self.places is not None:
+            pages = np.stack([self.places.for_writing(index, each) for index, each in enumerate(pages)])
+        slots: Ints = pages * PAGE_LEN + positions % PAGE_LEN
+        return slots
 
     def _lane(self, entry: NewLane) -> Lane:
         history = _ints(entry.history)
