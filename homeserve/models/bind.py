@@ -143,13 +143,13 @@ def bind(
         raise UnsupportedModel(why, field="draft")
     if share is not None and share.layout == TENSOR:
         return _bind_part_of_each(family, config, checkpoint_tensors, share, drafts)
-    config = settle(config, checkpoint_tensors.keys())
+    blocks, config = config.nextn, settle(config, checkpoint_tensors.keys())
     layers = range(config.layers) if share is None else share.layers
     last = share is None or share.is_last
     assert layers.stop <= config.layers and last == (layers.stop == config.layers), f"cannot bind {share}"
     build = _Build(family, config, TensorSource(checkpoint_tensors), layers, share, drafts=drafts)
     declared = build.all_ops()
-    build.refuse_leftovers()
+    build.refuse_leftovers(blocks)
     bound = build.bound()
     build.check(declared)
     _check_updates(bound)
@@ -296,14 +296,14 @@ class _Build:
                     stage_ops.token_input(self.list, stage, layer, names, self.config.vocab)
         self.layer_ops[layer] = self.list.ops[first:]
 
-    def refuse_leftovers(self) -> None:
+    def refuse_leftovers(self, blocks: int) -> None:
         """A tensor that belongs here and that nobody asked for means a part of the model that we do not know. Those of
-        a drafting block are left alone unless it is bound."""
+        drafting blocks, of which the keys name so many, are left alone unless they are bound."""
         config = self.config
         known = {TOKEN_EMBD, OUTPUT_NORM, OUTPUT, OUTPUT_BIAS, ROPE_FREQS}
         known |= set(TOKEN_INPUT if config.token_input else ())
         own = list(self.layers)
-        for layer in range(config.layers, config.layers + config.nextn):
+        for layer in range(config.layers, config.layers + blocks):
             known |= set(self.family.tensor_names(config, layer).values())
             own += [layer] if layer in self.layer_ops else []
         unknown = [name for layer in own for name in self.source.leftovers(f"blk.{layer}.", self.family.ignored)]

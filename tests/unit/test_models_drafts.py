@@ -270,6 +270,15 @@ def test_a_tensor_of_the_block_that_is_missing_or_misshapen_is_named_and_the_mod
         assert bind(family, config, given).ops == bind(family, config, tensors).ops
 
 
+def test_a_block_without_its_joining_matrix_is_no_block_and_the_model_runs_without() -> None:
+    family, config, tensors = rig.made("qwen35", STACK)
+    name = "blk.3.nextn.eh_proj.weight"
+    given = {key: each for key, each in tensors.items() if key != name}
+    assert why_no_drafts(family, config, given) == f"{name} is missing: there is no drafting block without it"
+    for share in (None, Share.tensor(0, (1, 1))):
+        assert bind(family, config, given, share).ops == bind(family, config, tensors, share).ops
+
+
 def test_a_misshapen_joining_matrix_is_named() -> None:
     family, config, tensors = rig.made("qwen35", STACK)
     name = "blk.3.nextn.eh_proj.weight"

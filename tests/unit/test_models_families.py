@@ -551,8 +551,9 @@ def test_a_file_without_its_drafting_block_is_none_the_worse(arch: str) -> None:
     assert bound.config.nextn == 0
     assert np.array_equal(rig.run(bound)["logits"], rig.run(bind(family, config, tensors))["logits"])
     half = bare | {"blk.3.attn_q.weight": tensors["blk.3.attn_q.weight"]}
+    assert bind(family, config, half).ops == bound.ops, "a part of a block that the keys name is left alone"
     with pytest.raises(InvalidModelFile, match=r"blk\.3\.attn_q\.weight"):
-        bind(family, config, half)
+        bind(family, replace(config, nextn=0), half)
 
 
 def test_a_drafting_block_with_an_unknown_part_is_refused_and_so_is_one_of_a_family_without() -> None:
