@@ -67,7 +67,7 @@ class Acting:
             raise raised
         if plan.epoch == 50:
             return Answer(samples=tuple(Sample(i, i, i, i) for i in range(100)))
-        return Answer(samples=(Sample(0, plan.seq, 5, 6),))
+        return Answer(samples=(Sample(0, plan.seq, 5, 6),), draft_us=9)
 
 
 RAISES: dict[int, Exception] = {
@@ -107,6 +107,7 @@ def test_every_plan_is_answered_once_in_order_until_stop(wires: Wires) -> None:
     ]
     assert runner.ran == [1, 3, 4], "plan 2 names rank 0 alone: it is passed, and answered empty"
     assert heard[0].samples == (Sample(0, 1, 5, 6),) and heard[1].samples == ()
+    assert [r.draft_us for r in heard] == [9, 0, 9, 9]
     assert all(r.busy_us >= 0 and r.idle_us >= 0 for r in heard)
     assert [r.began_us for r in heard] == sorted(r.began_us for r in heard) and heard[0].began_us > 0
 
