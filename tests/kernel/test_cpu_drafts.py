@@ -538,6 +538,27 @@ def test_a_step_of_drafting_that_cannot_be_is_refused(level: str) -> None:
     program.close()
 
 
+def test_an_exchange_of_a_step_of_drafting_that_fails_is_named(level: str) -> None:
+    """The label is that of the step, though the plan's steps have exchanges of their own."""
+    model = hybrid(3)
+    fd = make_memory(ActShape(2, 48, 32, 2, ((0, 1),)))
+    acts = CpuCollective(
+        rig.backend(level).library, fd, ActShape(2, 48, 32, 2, ((0, 1),)), 0, timeout_s=0.02, spin_us=5
+    )
+    joined = next(op.out for op in model.draft if isinstance(op, JoinHidden))
+    sums = [SumRows(joined, label) for label in ("of the plan", "of a draft")]
+    ops = [*model.step[:-2], sums[0], DraftStep(), *model.draft[:2], sums[1]]
+    limits = Limits(64, 64, LANES, drafts.LANE_PAGES, HELD)
+    bound = (ops, model.views, model.kv, limits, lambda *_: None, model.states)
+    program = rig.backend(level).bind(*bound, collective=acts)
+    with pytest.raises(PeerLate, match="of a draft") as late:
+        program.draft(batch((1, 7, 1), chain=(-1,)))
+    assert late.value.label == "of a draft"
+    program.close()
+    acts.close()
+    os.close(fd)
+
+
 def test_a_program_without_the_mark_drafts_nothing(level: str) -> None:
     model = hybrid(2)
     program = model.bind(level, ops=model.step)
