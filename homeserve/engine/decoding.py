@@ -165,7 +165,7 @@ class Decoding:
             self._memory.tables.advance(sequence)
 
     def judge(self, draft: Draft, drawn: Mapping[int, int], seconds: float) -> None:
-        """Tell the policy: `drawn` tokens of each decode row, and what the ranks computed for the plan."""
+        """Tell the policy: `drawn` tokens of each decode row, and how long the plan took."""
         if not self._limits.drafts:
             return
         by_key = {sequence.key: sequence for sequence in draft.named}

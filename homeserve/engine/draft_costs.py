@@ -1,10 +1,11 @@
 """What a plan with drafts costs beside a plain one of the same sequences: measured, a guess until then. Pure.
 
-Times are those that ranks computed, of plans with decode rows alone. They are kept apart by how many sequences a plan
-carries and by how many drafts each of them has on average (rounded up), the last `KEPT` of each, and the median of
-these counts: one plan that met a busy moment changes nothing. Between two numbers of drafts that were measured the time
-is on the line through both; beyond the last one it grows by `GUESS` of a plain plan for each draft more. A number of
-sequences that was never measured costs, beside its own plain plan, what the nearest one does.
+Times are those of the ranks, from the end of the plan before, of plans with decode rows alone: nothing runs ahead of a
+plan with drafts, and what that costs counts. They are kept apart by how many sequences a plan carries and by how many
+drafts each of them has on average (rounded up), the last `KEPT` of each, and the median of these counts: one plan that
+met a busy moment changes nothing. Between two numbers of drafts that were measured the time is on the line through
+both; beyond the last one it grows by `GUESS` of a plain plan for each draft more. A number of sequences that was never
+measured costs, beside its own plain plan, what the nearest one does.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ class Scheduler:
         return self._memory.take_drops()
 
     def apply(self, seq: int, samples: Iterable[Sample], seconds: float = 0.0) -> list[Emit]:
-        """Plan `seq` came back, for which the ranks computed so many seconds (0: unknown)."""
+        """Plan `seq` came back, which took the ranks so many seconds (0: unknown)."""
         draft = self._flight.pop(seq, None)
         if draft is None:
             return []

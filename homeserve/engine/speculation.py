@@ -167,8 +167,8 @@ class Drafting:
         of.fresh = False
 
     def back(self, layout: str, rows: Sequence[tuple[Drafted, int, int]], seconds: float) -> None:
-        """The decode rows of a plan are back: (sequence, drafts, of them drawn). `seconds`: what the ranks computed for
-        it, 0 where that says nothing (prompts went with it)."""
+        """The decode rows of a plan are back: (sequence, drafts, of them drawn). `seconds`: how long it took the
+        ranks, 0 where that says nothing (prompts went with it)."""
         if not rows or not self.adapts:
             return
         costs, lanes = self._of(layout), len(rows)

@@ -284,8 +284,10 @@ class Run:
         parts = draft_tests.parts(path, rank_tests.drafting(options.tests), every=bool(options.model)) - done
         if not parts:
             return
-        answer = options.answer or 96
-        prompts = Prompts(random.Random(options.seed), options.vocab, answer)
+        tokens = gguf.read(str(path)).metadata["tokenizer.ggml.tokens"]
+        assert isinstance(tokens, gguf.Array)
+        vocab, answer = min(options.vocab, len(tokens) // 2), options.answer or 96
+        prompts = Prompts(random.Random(options.seed), vocab, answer)
         subject = RankSubject(model, self.facts(model, name.rpartition(".")[2]))
         with tempfile.TemporaryDirectory(prefix="homeserve-bench-") as scratch:
 

@@ -98,7 +98,7 @@ def test_drafting_is_measured_without_a_peer(tmp_path: Path) -> None:
     that counted other drafts than they were to would have ended it."""
     counter = Path(__file__).parents[1] / "data" / "counter.gguf"
     tests = "draft_3,draft_new,draft_counting"
-    wanted = ("--model", str(counter), "--tests", tests, "--repeat", "1", "--vocab", "250")
+    wanted = ("--model", str(counter), "--tests", tests, "--repeat", "1")
     printed = bench(tmp_path, *wanted, "--csv", "runs.csv", "--json", "found.json", has_peer=False)
     assert "| 3 drafts, 2 count | tok/s |" in printed
     rows = list(csv.DictReader((tmp_path / "runs.csv").read_text().splitlines()))
