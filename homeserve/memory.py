@@ -19,6 +19,7 @@ from budget.corridor import Breach
 from budget.facts import MIB
 from budget.flip import COMMIT, PREPARE
 from budget.host_lines import KV, STATE, WEIGHTS, WEIGHTS_COPY, WORKER_PROCESSES, of_rank
+from budget.ledger import PIPELINE, TENSOR
 from homeserve.corridor import CorridorSampler, FlipStep, HostFree, words
 from homeserve.layouts.ranks import UNIFIED
 from homeserve.measure import MeasuredBudget, Members, Region, Worker
@@ -145,13 +146,19 @@ class MemoryWatch:
 
 def flip_bytes(plan: Plan) -> dict[tuple[int, str], int]:
     """What each rank may hold by itself at each moment of a flip, its process included. Lines that ranks hold together
-    lie in shared memory, and are no rank's own; of its own ones each is a mapping, in whole huge pages."""
+    lie in shared memory, and are no rank's own; of its own ones each is a mapping, in whole huge pages. A commit begins
+    with the pools of the layout that is left and ends with those of the other one: the larger ones count."""
     process = sum(line.bytes for line in plan.lines if line.name == WORKER_PROCESSES) // len(plan.ranks)
     allowed = {}
     for rank in range(len(plan.ranks)):
         mappings = len({line.name for line in plan.lines if line.name.endswith(of_rank("", rank))})
         for moment, of_ranks in plan.flip.peaks.items():
-            allowed[rank, moment] = of_ranks[rank] + process + mappings * HUGE_PAGE
+            step, _, layout = moment.partition(", ")
+            before = (
+                plan.flip.peaks[f"{PREPARE}, {TENSOR if layout == PIPELINE else PIPELINE}"] if step == COMMIT else ()
+            )
+            most = max(of_ranks[rank], *before[rank : rank + 1])
+            allowed[rank, moment] = most + process + mappings * HUGE_PAGE
     return allowed
 
 

@@ -233,10 +233,13 @@ def test_a_plan_says_what_a_rank_may_hold_while_the_layout_changes() -> None:
             Line(0, "kv, rank 1", 8, ("flip",), "computed"),
             Line(0, "kv, rank 11", 8, ("flip",), "computed"),
         )
-        flip = FlipTerms(True, peaks={"commit, tensor": (112, 200), "at rest, tensor": (1, 2)})
+        flip = FlipTerms(
+            True, peaks={"prepare, pipeline": (150, 90), "commit, tensor": (112, 200), "at rest, tensor": (1, 2)}
+        )
 
     huge = 2 * MIB
     assert flip_bytes(Of) == {  # type: ignore[arg-type]
-        (0, "commit, tensor"): 142, (1, "commit, tensor"): 230 + huge,
+        (0, "prepare, pipeline"): 180, (1, "prepare, pipeline"): 120 + huge,
+        (0, "commit, tensor"): 180, (1, "commit, tensor"): 230 + huge,
         (0, "at rest, tensor"): 31, (1, "at rest, tensor"): 32 + huge,
     }  # fmt: skip
