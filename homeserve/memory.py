@@ -153,11 +153,11 @@ def flip_bytes(plan: Plan) -> dict[tuple[int, str], int]:
     for rank in range(len(plan.ranks)):
         mappings = len({line.name for line in plan.lines if line.name.endswith(of_rank("", rank))})
         for moment, of_ranks in plan.flip.peaks.items():
+            most = of_ranks[rank]
             step, _, layout = moment.partition(", ")
-            before = (
-                plan.flip.peaks[f"{PREPARE}, {TENSOR if layout == PIPELINE else PIPELINE}"] if step == COMMIT else ()
-            )
-            most = max(of_ranks[rank], *before[rank : rank + 1])
+            if step == COMMIT:
+                source = TENSOR if layout == PIPELINE else PIPELINE
+                most = max(most, plan.flip.peaks[f"{PREPARE}, {source}"][rank])
             allowed[rank, moment] = most + process + mappings * HUGE_PAGE
     return allowed
 
