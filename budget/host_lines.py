@@ -106,10 +106,11 @@ def plan_log_bytes(
     slots are made for the largest plan and the largest result that these limits allow (the same sums as the
     scheduler's).
     """
-    lane_pages = _parts(context, PAGE)
+    lane_pages = _parts(context + drafts, PAGE)
     newcomers = 2 * (4 * context + 64 * 1024)
     plan = newcomers + 64 * running + 4 * chunk + 4 * running * (1 + lane_pages) * groups + 4096
-    result = (running * (1 + drafts) + 32) * (32 + 16 * 21) + 64 * running + 16384 + (_FLIP_RESULT if flip else 0)
+    samples = running * (1 + drafts)
+    result = (samples + 32) * (32 + 16 * 21) + 64 * samples + 16384 + (_FLIP_RESULT if flip else 0)
     log = 64 + plans_in_flight * _slot(plan)
     report = 64 + (plans_in_flight + 4) * _slot(result)
     return log + ranks * report

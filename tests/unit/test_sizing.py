@@ -12,6 +12,7 @@ from without_tensor import without_tensor
 
 from budget import host_lines
 from budget.facts import Box, CpuFacts, MemoryFacts
+from budget.job import settle
 from budget.plan import Plan
 from homeserve.errors import BudgetError, SettingError
 from homeserve.layouts.ranks import RankPlan
@@ -76,6 +77,8 @@ def test_one_rank_has_room_for_its_drafts(counter: ModelFacts, word: str, drafts
     assert (plan.drafts, limits.drafts, limits.drafts_adapt, limits.most_drafts) == (drafts, drafts, adapts, drafts)
     assert row_limit(settings, plan) == 32 + 5 * (1 + drafts)
     assert logit_row_limit(plan) == 5 * (1 + drafts) + 32
+    job = settle(plan.shape, plan.wish, plan.running)
+    assert (job.rows, job.logit_rows) == (row_limit(settings, plan), logit_row_limit(plan)), "what was planned for"
     assert why_nothing_is_drafted(settings, counter, plan) == ""
     assert limits.recurrent and state_slots(plan) == 5 + plan.checkpoints > 5
 
