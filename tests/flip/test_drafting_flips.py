@@ -168,8 +168,16 @@ class Load:
     crossed: Counter[int] = field(default_factory=Counter)
     rounds: Counter[str] = field(default_factory=Counter)
     carried: int = 0
-    """Answers with rounds behind a flip."""
+    """Answers with rounds behind a flip,"""
+    uncarried: int = 0
+    """and those with others."""
     over: bool = False
+
+    async def more(self, answers: int) -> None:
+        """Until there are so many answers more."""
+        end = self.compared.answers.total() + answers
+        while self.compared.answers.total() < end:
+            await asyncio.sleep(0.01)
 
     async def one(self, client: Client, draw: random.Random) -> None:
         while not self.over:
@@ -177,7 +185,9 @@ class Load:
             answer = await client.ask(self.asks[at])
             self.compared.add(self.asks[at], self.known[at], answer)
             self.crossed[answer.crossed] += answer.whole
-            self.carried += answer.draft.get("carried", 0) > 0
+            behind = answer.draft.get("carried", 0)
+            self.carried += behind > 0
+            self.uncarried += answer.draft.get("rounds", 0) > behind
             for name in ("rounds", "drafted", "accepted", "carried"):
                 self.rounds[name] += answer.draft.get(name, 0)
 
@@ -196,9 +206,10 @@ async def flip(client: Client, to: str) -> dict[str, Any]:
 
 
 async def flipped(
-    run: Run, load: Load, enough: Callable[[list[dict[str, Any]]], bool], rest_s: float
+    run: Run, load: Load, enough: Callable[[list[dict[str, Any]]], bool], answers: int = 0
 ) -> dict[str, Any]:
-    """Flips there and back under the load, `rest_s` or so in between, until there were enough; the status behind it."""
+    """Flips there and back under the load until there were enough; the status behind it. It stays a moment in each
+    layout, and where it drafts until there were so many answers."""
     draw = random.Random(SEED)
     records: list[dict[str, Any]] = []
     async with Client(run) as client, asyncio.timeout(LIMIT_S):
@@ -207,8 +218,10 @@ async def flipped(
                 group.create_task(load.one(client, random.Random(f"{SEED} {at}")))
             while not enough(records):
                 for to in ("tensor", "pipeline"):
-                    await asyncio.sleep(rest_s * draw.uniform(0.2, 1.0))
+                    await asyncio.sleep(draw.uniform(0.02, 0.2))
                     records.append(await flip(client, to))
+                    if to == "tensor":
+                        await load.more(answers)
             load.over = True
         census = await client.idle()
         status: dict[str, Any] = await client.get("/v1/homeserve/status")
@@ -224,7 +237,10 @@ async def flipped(
 def told(load: Load, records: Sequence[dict[str, Any]], draft: dict[str, Any]) -> None:
     rows = sum(record["live"]["draft_rows"] for record in records)
     print(f"{len(records)} flips with {rows} rows of the drafting block, {dict(load.compared.answers)} answers")
-    print(f"flips_crossed {dict(sorted(load.crossed.items()))}, {load.carried} answers with rounds behind a flip")
+    print(
+        f"flips_crossed {dict(sorted(load.crossed.items()))}, {load.carried} answers with rounds behind a flip,"
+        f" {load.uncarried} with others"
+    )
     print(f"in answers: {dict(load.rounds)}; since the start: {draft}")
 
 
@@ -242,7 +258,7 @@ def servers(box: Box, tmp_path: Path, asks: Sequence[Ask]) -> tuple[Run, Load]:
 @pytest.mark.timeout(LIMIT_S + 120)
 def test_every_answer_with_drafts_under_flips_is_the_one_without_either(box: Box, tmp_path: Path) -> None:
     run, load = servers(box, tmp_path, counting(SEED, ASKS))
-    status = asyncio.run(flipped(run, load, lambda records: len(records) >= FLIPS, 0.2))
+    status = asyncio.run(flipped(run, load, lambda records: len(records) >= FLIPS))
     stopped(run)
     assert {"long", "count", "drawn", "penalised", "left"} <= load.compared.answers.keys()
     assert load.rounds["rounds"] > 100 and load.rounds["accepted"] > load.rounds["rounds"] and load.carried > 5
@@ -258,7 +274,7 @@ def test_requests_that_were_carried_draft_as_well_as_those_that_were_not(box: Bo
         {"prompt": f"count {draw.randrange(100, 9000)}:", "max_tokens": TOKENS, "temperature": 0} for _ in range(24)
     ]
     run, load = servers(box, tmp_path, [Ask("count", body, sure=True) for body in bodies])
-    status = asyncio.run(flipped(run, load, lambda _: load.carried >= CARRIED, 0.5))
+    status = asyncio.run(flipped(run, load, lambda _: min(load.carried, load.uncarried) >= CARRIED, AT_ONCE + 4))
     stopped(run)
     draft = status["draft"]
     carried, others, first = (draft[name]["accept_len"] for name in ("carried", "uncarried", "first"))
