@@ -6,7 +6,7 @@
     ..._ms                milliseconds of such a round, beside those of a token that is decoded plainly
     draft_new             `--draft auto` on text that nobody can foresee, behind its first 64 tokens
     draft_counting, ...   `--draft auto` by what the text is
-    ..._len               tokens for each round there
+    ..._len               tokens for each round there, with 3 drafts in each
 
 How many drafts count is forced (`HOMESERVE_DRAFTS`, which servers take for tests alone): the time of a round does not
 depend on whether they were right, and weights that were drawn at random foresee nothing. That is what makes them good
@@ -35,8 +35,10 @@ PLAIN = "homeserve-plain"
 NEW = "draft_new"
 LEARN, TIMED = 64, 96
 """Tokens of an answer that adaptation may learn from, and those behind them that are timed."""
+DRAFTS = 3
+"""Of each round where the tokens of a round are told by content: adaptation may well have none."""
 SLOT_TOKENS = 512
-PROMPT_OF_A_CLASS = 128
+ANSWER_OF_A_CONTENT = 128
 RANDOM = ("qwen35-nextn.Q4_K_M",)
 """Where no other models are asked for: random weights, of more than 1 GB, ..."""
 COUNTER = Path(__file__).resolve().parents[2] / "tests" / "data" / "counter.gguf"
@@ -87,7 +89,7 @@ class Content:
 
     name: str
     prompts: tuple[str, ...]
-    tokens: int = PROMPT_OF_A_CLASS
+    tokens: int = ANSWER_OF_A_CONTENT
 
 
 KNOWN = (
@@ -184,10 +186,13 @@ class Drafting:
             for each in chosen:
                 for run, order in self.turns(ours):
                     for server in order:
-                        timings = [complete(server.url, text, each.tokens, counted=True) for text in each.prompts]
-                        self.say(server, each.name, run, together(timings))
-                        if server is ours:
-                            self.say(server, f"{each.name}_len", run, accept_length(timings))
+                        self.say(server, each.name, run, together(self._texts(server, each)))
+        with self.running(str(DRAFTS)) as ours:
+            for each in chosen:
+                self.say(ours, f"{each.name}_len", 0, accept_length(self._texts(ours, each)))
+
+    def _texts(self, server: Server, of: Content) -> list[Timing]:
+        return [complete(server.url, text, of.tokens, counted=True) for text in of.prompts]
 
     @contextmanager
     def running(self, draft: str, forced: str = "") -> Iterator[Server]:
