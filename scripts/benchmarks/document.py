@@ -111,7 +111,7 @@ def drafting(documents: Sequence[dict[str, Any]]) -> str:
     lines = [f"| one stream, beside no drafting | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
     for test, result in RESULTS.items():
         ratios = [next((each for each in model["ratios"] if each["test"] == test), None) for model in found]
-        if test in DRAFTING and any(ratios):
+        if test in DRAFTING and any(ratios) and result.unit == "tok/s":
             lines.append(f"| {result.title} | {' | '.join(_cell(ratio) for ratio in ratios)} |")
     return "\n".join(lines)
 
