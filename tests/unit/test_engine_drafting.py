@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 from engine_flip_rig import TENSOR, Asked, FlipTrace, SimFleet, ask, flip_limits, limits, run
 from test_engine_flip_traces import ScheduleTrace
@@ -407,3 +408,30 @@ def test_rings_hold_the_largest_round(drafts: int) -> None:
     rows = tuple(LaneRows(lane, 2**40, 255, pack_ints([1]), pages, True, drafts=drafts) for lane in range(64))
     plan = Plan(2**40, 9, PlanKind.DECODE, 1, rows=rows)
     assert len(codec.encode(plan)) < plan_bytes_limit(sizes)
+
+
+def test_a_plan_takes_from_the_end_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slowest rank's wait for it counts: a plan with drafts cannot be issued ahead."""
+
+    async def body() -> None:
+        fleet = engine_of()
+        took: list[float] = []
+        apply, results = fleet.engine._scheduler.apply, fleet._results
+
+        def waited(*asked: Any) -> tuple[Result, ...]:
+            times = ((300, 900), (700, 600), (100, 1100))
+            found = zip(results(*asked), times, strict=True)
+            return tuple(msgspec.structs.replace(each, idle_us=idle, busy_us=busy) for each, (idle, busy) in found)
+
+        def noted(seq: int, samples: Any, seconds: float = 0.0) -> Any:
+            took.append(seconds)
+            return apply(seq, samples, seconds)
+
+        monkeypatch.setattr(fleet, "_results", waited)
+        monkeypatch.setattr(fleet.engine._scheduler, "apply", noted)
+        call = Asked(ask((3, 1, 4), 4), fleet.engine.submit(ask((3, 1, 4), 4)))
+        fleet.answer_all()
+        await call.read()
+        assert took and set(took) == {0.0013}
+
+    run(body)
