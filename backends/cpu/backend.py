@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from ctypes import POINTER, byref, c_int32
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +51,7 @@ from backends.base import (
 )
 from backends.cpu import abi, capability, cores, delta, exchanges, levels
 from backends.cpu.collective import CpuCollective
-from backends.cpu.held import LINE, HeldLanes, held_limit
+from backends.cpu.held import LINE, HeldLanes
 from backends.cpu.layouts import CpuLayouts
 from backends.cpu.load import load_weights
 from backends.cpu.memory import Mapping as MemoryMapping
@@ -145,8 +145,7 @@ class CpuBackend:
         """Plan every layout, fill the arena once with each, record every program (`backends.cpu.layouts`)."""
         assert isinstance(collective, CpuCollective), "CPU ranks exchange through shared memory"
         plans = {
-            each.name: self._plan(each.ops, each.weights, each.kv, of_layout(each, limits), each.states, collective)
-            for each in bindings
+            each.name: self._plan(each.ops, each.weights, each.kv, limits, each.states, collective) for each in bindings
         }
         return CpuLayouts(self, bindings, plans, collective, home, progress)
 
@@ -180,11 +179,6 @@ class CpuBackend:
         if self.team:
             self.library.hs_team_destroy(self.team)
             self.team = 0
-
-
-def of_layout(binding: Binding, limits: Limits) -> Limits:
-    """Limits of several layouts as one of them has them."""
-    return replace(limits, held_rows=held_limit(binding.ops, limits))
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,8 @@ class HeldStore:
 
 
 def held_limit(ops: Sequence[Op], limits: Limits) -> int:
-    """Rows that a layout may have to keep: one without a step of drafting has nothing to hold."""
+    """Rows that a program may have to keep: one without a step of drafting has nothing to hold, whatever limits are
+    those of several layouts."""
     return limits.held_rows if any(isinstance(op, DraftStep) for op in ops) else 0
 
 

@@ -52,7 +52,7 @@ from backends.base import (
 from backends.cpu import abi, delta, exchanges, experts
 from backends.cpu.capability import PACKED_TYPES
 from backends.cpu.collective import CpuCollective
-from backends.cpu.held import HeldStore
+from backends.cpu.held import HeldStore, held_limit
 from backends.cpu.memory import Arena
 from backends.cpu.sections import buffers_of, rows_of, scopes_of, sections_of
 from backends.cpu.stored import Elsewhere, StoredWeights
@@ -110,7 +110,7 @@ class Plan:
         self.partials = self.workspace.reserve(self._partial_bytes(threads))
         self.tiles = self.workspace.reserve(2 * most_rows * INT_BYTES)
         self.lane_runs = self.workspace.reserve(2 * most_rows * INT_BYTES) if states.layers else None
-        self.kept = HeldStore(self.ops, limits.held_rows if states.layers else 0, threads)
+        self.kept = HeldStore(self.ops, held_limit(self.ops, limits) if states.layers else 0, threads)
         self.places = self.workspace.reserve(limits.rows * INT_BYTES) if self.kept.rows else None
         convolved = [delta.convolved_floats(op) for op in self.ops if isinstance(op, DeltaNet)]
         self.convolved = self.workspace.reserve(max(convolved, default=0) * limits.rows * FLOAT_BYTES)

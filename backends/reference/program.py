@@ -147,7 +147,8 @@ class ReferenceProgram:
     def memory_lines(self) -> Mapping[str, int]:
         rows = self.limits.rows * self.dtype.itemsize
         widths = {buffer.name: buffer.width for op in (*self.ops, *self.draft_ops) for buffer in _written(op)}
-        kept = self.limits.held_rows * kept_elements(self.ops) * self.dtype.itemsize
+        held_rows = self.limits.held_rows if self.draft_ops else 0
+        kept = held_rows * kept_elements(self.ops) * self.dtype.itemsize
         return {
             "weights": sum(array.nbytes for array in self.weights.values()),
             "kv": self.pools.nbytes(),

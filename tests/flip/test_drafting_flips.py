@@ -22,8 +22,15 @@ from typing import Any
 
 import pytest
 from box import Box, Run
-from flip_fleet import Play, poison
+from flip_fleet import LANES, Play, poison
 from load import AT_ONCE, SIZES, STAYS, Answer, Ask, Client, Compared, counting, reference, stopped
+
+from backends.cpu.held import HeldStore
+from homeserve import checkpoint as checkpoints
+from homeserve.fleet import Fleet
+from homeserve.layouts.share import Share
+from homeserve.models import registry
+from homeserve.models.bind import bind
 
 COUNTER = Path(__file__).parents[1] / "data" / "counter.gguf"
 RANGES = ((0, 2), (2, 4), (4, 6))
@@ -144,6 +151,26 @@ def test_rows_that_hold_nan_change_no_answer(run: Runner, unified: bool) -> None
             print(rounds)
             assert len(rounds) > 10 and sum(accepted for _, accepted in rounds) < len(rounds) // 2, "not poisoned"
             right(play, wanted)
+
+    run(main)
+
+
+@pytest.mark.parametrize("unified", [False, True], ids=MEMORY)
+def test_a_rank_holds_rows_of_drafts_for_the_layout_that_drafts_alone(run: Runner, unified: bool) -> None:
+    """What a rank says of its line, and what lies in its memory. Two layouts, and the rows of one."""
+    opened = checkpoints.open(str(COUNTER))
+    family = registry.family(opened.arch)
+    config, shares = family.config_from(opened.metadata), [Share.tensor(rank, (2, 1, 1)) for rank in range(3)]
+    bounds = [bind(family, config, opened.tensors, share, drafts=True) for share in shares]
+    wanted = [HeldStore(bound.ops, LANES * (1 + DRAFTS), 1).arena.size for bound in bounds]
+    opened.close()
+
+    async def main() -> None:
+        async with ranks(unified) as play:
+            assert [dict(each.lines)["drafts"] for each in play.facts] == wanted
+            assert isinstance(play.fleet, Fleet)
+            regions = [of_rank for _, _, of_rank in sorted(play.fleet.regions())]
+            assert [sum(size for line, _, size in each if line == "drafts") for each in regions] == wanted
 
     run(main)
 

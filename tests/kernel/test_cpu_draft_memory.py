@@ -54,8 +54,8 @@ def job_of(shape: ModelShape, drafts: int = DRAFTS) -> Job:
 
 
 def laid_out(bound: Bound, job: Job, rank: int | None) -> Plan:
-    """By the limits that a load has (`LoadSpec`)."""
-    limits = Limits(job.rows, job.logit_rows, RUNNING, CONTEXT // 16, RUNNING * (1 + job.drafts) * bound.drafts)
+    """By the limits that a load has (`LoadSpec`), which are the same in every layout."""
+    limits = Limits(job.rows, job.logit_rows, RUNNING, CONTEXT // 16, RUNNING * (1 + job.drafts))
     library = rig.backend(rig.native_levels()[-1]).library
     kv, states = KvPool(bound.kv_layers, 64, QuantType.F16), StatePool(bound.state_layers, RUNNING)
     acts: Any = None if rank is None else SimpleNamespace(rank=rank)

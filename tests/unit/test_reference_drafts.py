@@ -323,7 +323,7 @@ def test_what_is_held_is_a_memory_line_of_its_own() -> None:
     numbers = CHANNELS + 6 + 2 + 2 + (END - FIRST)
     lines, without = bound().memory_lines(), bound(limits=replace(LIMITS, held_rows=0)).memory_lines()
     assert lines["drafts"] == 8 * LIMITS.held_rows * numbers
-    assert "drafts" not in without
+    assert "drafts" not in without and "drafts" not in bound(STEP).memory_lines(), "without a step of drafting too"
     assert lines["state"] == 8 * POOL.slots * (2 * CHANNELS + HEADS * DIM * DIM + (END - FIRST))
     apart = bound(STEP).memory_lines()["workspace"]
     assert lines["workspace"] - apart == 8 * LIMITS.rows * (6 + WIDTH + 6)  # q is made only there
