@@ -66,7 +66,7 @@ def status_of(context: ServerContext) -> dict[str, Any]:
         "pipeline": {"ranges": _ranges(plan, [rank.layers for rank in ranks])},
         "memory_domain": plan.memory_domain if plan is not None else None,
         **_engine_part(engine),
-        "draft": _draft(context),
+        "draft": _draft(context, layout),
         "flip": _flip(context, engine),
         "layouts_measured": _MEASURED | (engine.layouts_measured if engine is not None else {}),
         "ranks": [_rank(asdict(rank), plan, layout) for rank in ranks],
@@ -103,14 +103,17 @@ def _flip(context: ServerContext, engine: EngineSnapshot | None) -> dict[str, An
     return _FLIP | off | {"hold_reason": context.engine.limits.no_flip.message}
 
 
-def _draft(context: ServerContext) -> dict[str, Any]:
-    """What the engine has counted of drafting. Where nothing is drafted, why, and nothing else."""
+def _draft(context: ServerContext, layout: str | None) -> dict[str, Any]:
+    """What the engine has counted of drafting. Where nothing is ever drafted, why, and nothing else. `enabled` is of
+    the layout in force: what was drafted in the other one stays counted."""
     if context.engine is None:
         return _DRAFT
-    drafting = context.engine.drafting
+    drafting, limits = context.engine.drafting, context.engine.limits
     if not drafting.most:
         return _DRAFT | {"enabled": False, "why_not": context.no_drafts}
-    own = {"enabled": True, "most": drafting.most, "adapts": drafting.adapts}
+    here = limits.flip.layouts[layout].drafts if limits.flip is not None and layout else limits.drafts
+    why_not = f"the ranks are in the {layout} layout" if not here else None
+    own = {"enabled": why_not is None, "why_not": why_not, "most": drafting.most, "adapts": drafting.adapts}
     return _DRAFT | own | drafting.as_json()
 
 

@@ -266,9 +266,13 @@ def test_ranks_in_a_row_serve_without_drafts_and_say_so(box: Box, plain: Asked) 
     asked.stop()
 
 
-def test_a_request_that_a_flip_carries_drafts_on(box: Box, plain: Asked) -> None:
+@pytest.mark.parametrize("memory", ["discrete", "unified"])
+def test_a_request_that_a_flip_carries_drafts_on(box: Box, plain: Asked, memory: str) -> None:
     """Prefilled in the pipeline layout, where nothing is drafted."""
-    asked = Asked(box.up(str(COUNTER), *SIZES, *RANKS, "--layout", "pipeline", "--flip", "manual", "--draft", "3"))
+    flags = ("--memory", memory, "--layout", "pipeline", "--flip", "manual", "--draft", "3")
+    asked = Asked(box.up(str(COUNTER), *SIZES, *RANKS, *flags))
+    resting = asked.status()["draft"]
+    assert (resting["enabled"], resting["why_not"]) == (False, "the ranks are in the pipeline layout")
     want = plain.complete(COUNTS[1], tokens=400)["choices"][0]["text"]
     stream = asked.client.completions.create(
         model=asked.model, prompt=COUNTS[1], max_tokens=400, temperature=0, stream=True
@@ -281,9 +285,10 @@ def test_a_request_that_a_flip_carries_drafts_on(box: Box, plain: Asked) -> None
     assert chunks[-1]["homeserve"]["flips_crossed"] == 1 and record["live"]["draft_rows"] == record["live"]["rows"] > 0
     assert draft["carried"] == draft["rounds"] > 0 and draft["accept_len"] > 3
     status = asked.status()["draft"]
+    assert status["enabled"] and status["why_not"] is None
     assert status["carried"]["rounds"] == draft["rounds"] and status["first"]["rounds"] == 1
     assert status["first"]["accept_len"] == 4.0, "its first round is as good as any"
-    held_as_planned(asked.run, ranks=3, flips=True)
+    held_as_planned(asked.run, ranks=3, unified=memory == "unified", flips=True)
     asked.stop()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
+from engine_flip_rig import SimFleet, flip_limits, limits
 from prometheus_client.parser import text_string_to_metric_families
 
 from homeserve.engine.engine import Engine
@@ -30,10 +31,10 @@ class NoFleet:
 
 
 def context_of(drafts: int, **more: Any) -> ServerContext:
-    limits = EngineLimits(
+    alone = EngineLimits(
         context=256, kv_tokens=1024, running=4, waiting=8, chunk=64, prefill_delay=0, plans_in_flight=2, drafts=drafts
     )
-    engine = Engine(cast(Any, NoFleet()), limits)
+    engine = Engine(cast(Any, NoFleet()), alone)
     return ServerContext(Settings(), lambda: "ready", lambda: LoadProgress("ready"), engine=engine, **more)
 
 
@@ -101,6 +102,24 @@ def test_status_has_carried_and_uncarried_apart() -> None:
     assert told["uncarried"] == {"accept_len": 2.5, "rounds": 2}
     assert told["carried"] == {"accept_len": 2.5, "rounds": 2}
     assert told["first"] == {"accept_len": 3.0, "rounds": 1}
+
+
+async def test_status_is_of_the_layout_in_force() -> None:
+    """What was drafted in the other one stays counted."""
+    fleet = SimFleet(limits(flip_limits(drafts=3)))
+    context = ServerContext(Settings(), lambda: "ready", lambda: LoadProgress("ready"), engine=fleet.engine)
+    drafting = fleet.engine.drafting
+    drafting.count(drafting.begin(), 3, 4)
+    for layout, other, enabled in (("pipeline", "tensor", False), ("tensor", "pipeline", True)):
+        told = status_of(context)
+        assert told["layout"] == layout
+        why = None if enabled else "the ranks are in the pipeline layout"
+        assert (told["draft"]["enabled"], told["draft"]["why_not"], told["draft"]["most"]) == (enabled, why, 3)
+        assert told["draft"]["uncarried"]["rounds"] == 1
+        record = fleet.engine.flip_ask(other)
+        while not record.over:
+            fleet.answer()
+        assert fleet.engine.state == "ready"
 
 
 async def scraped(drafting: Drafting | None) -> dict[tuple[str, str], float]:
