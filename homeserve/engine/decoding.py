@@ -26,13 +26,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Several
+from dataclasses import dataclass, field
 
 from homeserve.engine.draft import Draft
 from homeserve.engine.memory import Memory
 from homeserve.engine.request import EngineLimits
 from homeserve.engine.sequence import Sequence, SequenceState
-from homeserve.engine.speculation import Drafting
+from homeserve.engine.speculation import Drafting, Row
 from homeserve.wire.records import LaneRows, Sample, pack_ints
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How many drafts sequences are to have in the next plan, by key; those without any are left out."""
+
+    drafts: dict[int, int] = field(default_factory=dict)
+    usual: dict[int, int] = field(default_factory=dict)
+    """How many of them without a probe."""
 
 
 class Decoding:
@@ -73,14 +83,18 @@ class Decoding:
                 sequence.skipped = sequence.passed_over = 0
         return decoding
 
-    def choose(self, decoding: Several[Sequence], alone: bool) -> dict[int, int]:
-        """How many drafts sequences are to have in the next plan, by key; those without any are left out. A token that
-        is still on its way is taken for known: the round can wait for it. `alone`: no prompt is to be computed."""
+    def choose(self, decoding: Several[Sequence], alone: bool) -> Rounds:
+        """What the next plan is to draft; nothing changes by asking. A token that is still on its way is taken for
+        known: the round can wait for it. `alone`: no prompt is to be computed."""
         if not self._limits.drafts:
-            return {}
+            return Rounds()
         asked = [(sequence.drafted, self._most(sequence)) for sequence in decoding]
-        chosen = self._drafting.choose(self._limits.layout, asked, alone=alone)
-        return {sequence.key: drafts for sequence, drafts in zip(decoding, chosen, strict=True) if drafts > 0}
+        choice = self._drafting.choose(self._limits.layout, asked, alone=alone)
+        both = [
+            {sequence.key: drafts for sequence, drafts in zip(decoding, each, strict=True) if drafts > 0}
+            for each in (choice.drafts, choice.usual)
+        ]
+        return Rounds(*both)
 
     def _most(self, sequence: Sequence) -> int:
         """The most drafts that a round of the sequence may have now, whatever pages there are."""
@@ -93,7 +107,7 @@ class Decoding:
 
     # ------------------------------------------------------------------------------------------------------- rows
 
-    def draft(self, draft: Draft, decoding: Several[Sequence], drafts: Mapping[int, int], running: int) -> None:
+    def draft(self, draft: Draft, decoding: Several[Sequence], rounds: Rounds, running: int) -> None:
         """A row of each, or with groups of a share of them: those that were longest in no plan, none that was in this
         round already, and whoever was passed over so often that its round would end without it."""
         groups = self._limits.decode_groups
@@ -102,7 +116,8 @@ class Decoding:
         for sequence in decoding if groups == 1 else sorted(decoding, key=lambda s: (s.turn, s.key)):
             due = self._plans - sequence.decode_turn >= round_plans or not draft.rows
             if (due and len(draft.rows) < share) or sequence.passed_over >= groups - 1:
-                self.row(draft, sequence, drafts.get(sequence.key, 0), running)
+                self.row(draft, sequence, rounds.drafts.get(sequence.key, 0), running)
+                draft.usual[sequence.key] = rounds.usual.get(sequence.key, 0)
         if draft.rows:
             for sequence in decoding:
                 sequence.passed_over += sequence.turn != draft.number
@@ -170,7 +185,7 @@ class Decoding:
             return
         by_key = {sequence.key: sequence for sequence in draft.named}
         rows = [
-            (by_key[row.request].drafted, row.drafts, drawn.get(row.request, 1) - 1)
+            Row(by_key[row.request].drafted, row.drafts, drawn.get(row.request, 1) - 1, draft.usual.get(row.request, 0))
             for row in draft.rows
             if row.request in draft.decodes
         ]

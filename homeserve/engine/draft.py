@@ -27,7 +27,9 @@ class Draft:
     decodes: set[int] = field(default_factory=set)
     """Keys of the sequences whose rows decode,"""
     rounds: dict[int, int] = field(default_factory=dict)
-    """and of those that draft, with how many drafts."""
+    """and of those that draft, with how many drafts,"""
+    usual: dict[int, int] = field(default_factory=dict)
+    """and how many each would have had if nothing were tried (`speculation`)."""
 
     def name(self, sequence: Sequence) -> None:
         """From here on the sequence counts as in flight: its lane, and what of the pool its next row sees, are not

@@ -38,7 +38,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from backends.base import PAGE_LEN
-from homeserve.engine.decoding import Decoding
+from homeserve.engine.decoding import Decoding, Rounds
 from homeserve.engine.draft import Draft as Draft
 from homeserve.engine.draft import Emit as Emit
 from homeserve.engine.flip import LiveSet
@@ -321,17 +321,18 @@ class Scheduler:
 
     def _draft_all(self, draft: Draft) -> None:
         decoding = self._decoding.ready(self._running.values())
-        alone = self._prompts.none
-        drafts = self._decoding.choose(decoding, alone) if self.first != PROMPTS else {}
-        if self._flight and (drafts or any(other.rounds for other in self._flight.values())):
+        if any(other.rounds for other in self._flight.values()):
             return
         if decoding and (self.first == PROMPTS or self._delayed < self.limits.prefill_delay):
             self._prompts.draft(draft)
         if draft.rows:
             self._delayed += 1
         else:
+            rounds = self._decoding.choose(decoding, self._prompts.none) if self.first != PROMPTS else Rounds()
+            if self._flight and rounds.drafts:
+                return
             self._delayed = 0
-            self._decoding.draft(draft, decoding, drafts, self.running_count)
+            self._decoding.draft(draft, decoding, rounds, self.running_count)
             if self.first != ANSWERS or not draft.rows:
                 self._prompts.draft(draft)
         if draft.rows and self.first != PROMPTS:  # those that wait for a policy are not passed over

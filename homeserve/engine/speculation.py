@@ -5,8 +5,9 @@ plain one: k steps of the drafting block, and k rows more through the trunk. Bot
 happened, and from nothing else:
 
     chance    of draft j, given that those before it were drawn: accepted / judged at that place, of this sequence, each
-              round counting FADE less than the one after it. Begins at HOPE, worth TRUST rounds, so that a new sequence
-              drafts at once, and one that cannot be predicted stops after a handful of rounds
+              round counting FADE less than the one after it. Begins, worth TRUST rounds, at what the first rounds of
+              the sequences before it have brought (`_Starts`), and at HOPE where there were none: a new sequence does
+              what was right for the last ones, and a handful of its own rounds overrules that
     gain      of draft j: the product of the chances 1..j, the tokens that it adds on average
     ratio     time of a plan with D drafts beside a plain one of the same sequences (`draft_costs`)
 
@@ -22,12 +23,18 @@ Probes. What is not drafted is not judged, so a sequence that was bad once would
 drafts one more than it would, now and then: after `gap` plans, twice as many after each probe in vain, at most so many
 that probes cost PROBE_LEAST of the time; all sequences that are nearly due probe in the same plan. And all probes
 together may not cost more than PROBE_SHARE of what plans take: each plan pays into a purse, a probe pays out of it what
-its plan takes longer, and back into it what its tokens are worth. One that is accepted is repeated as soon as the purse
-allows, so text that becomes predictable is found within one gap. A new sequence fills the purse: its first plans are
-for finding out.
+its plan takes longer (one that would empty a full purse takes no more than that), and back into it what its tokens are
+worth. One that is accepted is repeated as soon as the purse allows, so text that becomes predictable is found within
+one gap. The purse is full when the server starts, and a new sequence adds nothing to it: many short answers in a row
+that cannot be predicted cost what one long one does.
 
-So text that cannot be predicted costs the rounds until its chance has fallen (in its first 64 tokens), and PROBE_SHARE
-after that. Without measured times the first plain plans come first: a ratio needs both of its sides.
+So text that cannot be predicted costs the rounds until its chance has fallen, of the first few sequences of a server or
+behind a change of what is asked, and PROBE_SHARE after that. Without measured times the first plain plans come first: a
+ratio needs both of its sides.
+
+A round that ends a life. What drafts may be what a fault needs to show itself. A sequence that was in a round when a
+worker was lost is barred from drafting for good, and with the second life lost in a round (`LIVES`) drafting is off for
+this server, whose status says why (`off_because`).
 
 The choice has no part in what is drawn: an answer is the same with any number of drafts (layouts-and-flip, "verify by
 drawing"). Pure: times come from the results of plans.
@@ -36,9 +43,9 @@ drawing"). Pure: times come from the results of plans.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from homeserve.engine.draft_costs import DraftCosts
 from homeserve.engine.draft_counts import DraftCounts as DraftCounts
@@ -46,18 +53,61 @@ from homeserve.engine.draft_counts import DraftTotals as DraftTotals
 
 FADE = 0.9
 """Weight of a round beside the one after it."""
-HOPE, TRUST = 0.7, 2.0
-"""Chance of a draft of which nothing is known yet, and for how many rounds that counts."""
+HOPE, TRUST = 0.7, 3.0
+"""Chance of a draft of which nothing is known yet, and for how many rounds counts what is believed at the start."""
+START_ROUNDS = 8
+"""Rounds of each sequence from which later ones learn how to begin: a long one tells them no more than a short one."""
+START_FADE = 0.97
+"""Weight of such a round beside the next one of any sequence."""
 MARGIN = 1.02
 """By how much drafts must be better than none."""
 GAP_FIRST, GAP_MOST = 4, 256
 """Plans between probes of one sequence."""
-PROBE_SHARE, PROBE_LEAST = 0.02, 0.005
+PROBE_SHARE, PROBE_LEAST = 0.015, 0.005
 """Of the time: the most that probes may cost, and what they may cost however often they were in vain."""
 PURSE = 1.0
 """Most that is saved up for probes, in plain plans."""
 LEAST_GAIN = 0.01
 """Tokens that a draft must add on average to be thought of at all."""
+LIVES = 2
+"""Lives of the ranks that end in a round, with which drafting ends too."""
+
+
+class _Places:
+    """Rounds in which draft j was judged, because those before it were drawn, and those in which it was drawn too; both
+    faded."""
+
+    def __init__(self, fade: float) -> None:
+        self._fade = fade
+        self._judged: list[float] = []
+        self._drawn: list[float] = []
+
+    def chance(self, place: int) -> float | None:
+        """None: never judged."""
+        return self._drawn[place] / self._judged[place] if place < len(self._judged) else None
+
+    def judge(self, drafts: int, accepted: int, begin: Callable[[int], float]) -> None:
+        """A round: of its drafts so many were drawn, and the next one was not. `begin`: chances before the first."""
+        for place in range(min(drafts, accepted + 1)):
+            if place == len(self._judged):
+                self._judged.append(TRUST)
+                self._drawn.append(TRUST * begin(place))
+            self._judged[place] = self._fade * self._judged[place] + 1
+            self._drawn[place] = self._fade * self._drawn[place] + (place < accepted)
+
+
+class _Starts:
+    """The first rounds of all sequences: what a new one is believed to be like."""
+
+    def __init__(self) -> None:
+        self._places = _Places(START_FADE)
+
+    def chance(self, place: int) -> float:
+        known = self._places.chance(place)
+        return HOPE if known is None else known
+
+    def judge(self, drafts: int, accepted: int) -> None:
+        self._places.judge(drafts, accepted, lambda _: HOPE)
 
 
 @dataclass
@@ -69,21 +119,19 @@ class Drafted:
     """It was carried over a flip, and nothing of it has been computed anew since."""
     fresh: bool = False
     """No round of it was counted since that flip."""
-    judged: list[float] = field(default_factory=list)
-    """Rounds in which draft j was judged, because those before it were drawn,"""
-    drawn: list[float] = field(default_factory=list)
-    """and those in which it was drawn too; both faded."""
-    usual: int = 0
-    """Drafts that the last choice gave it without a probe."""
+    starts: _Starts = field(default_factory=_Starts)
+    """What is believed of it before it was judged itself."""
+    places: _Places = field(default_factory=lambda: _Places(FADE))
+    rounds: int = 0
+    """Rounds of it that were judged."""
     gap: int = GAP_FIRST
     quiet: int = 0
     """Plans since its last probe."""
 
     def chance(self, place: int) -> float:
         """That draft `place` (from 0) is drawn, if those before it are."""
-        if place >= len(self.judged):
-            return HOPE
-        return self.drawn[place] / self.judged[place]
+        known = self.places.chance(place)
+        return self.starts.chance(place) if known is None else known
 
     def crossed(self, decoding: bool) -> None:
         """A flip has carried it."""
@@ -95,12 +143,32 @@ class Drafted:
 
     def judge(self, drafts: int, accepted: int) -> None:
         """A round: of its drafts so many were drawn, and the next one was not."""
-        for place in range(min(drafts, accepted + 1)):
-            if place == len(self.judged):
-                self.judged.append(TRUST)
-                self.drawn.append(TRUST * HOPE)
-            self.judged[place] = FADE * self.judged[place] + 1
-            self.drawn[place] = FADE * self.drawn[place] + (place < accepted)
+        if not drafts:
+            return
+        self.places.judge(drafts, accepted, self.starts.chance)
+        if self.rounds < START_ROUNDS:
+            self.starts.judge(drafts, accepted)
+        self.rounds += 1
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Drafts of each sequence of a plan, and how many of them without a probe. Nothing depends on it before its plan is
+    back."""
+
+    drafts: list[int]
+    usual: list[int]
+
+
+class Row(NamedTuple):
+    """A decode row of a plan that is back."""
+
+    of: Drafted
+    drafts: int = 0
+    drawn: int = 0
+    """Drafts that were drawn."""
+    usual: int = 0
+    """Drafts that it would have had without a probe."""
 
 
 class Drafting:
@@ -113,6 +181,10 @@ class Drafting:
         self._counts = DraftTotals()
         self._costs: dict[str, DraftCosts] = {}
         self._purse = PURSE
+        self._starts = _Starts()
+        self._lives = 0
+        self.off_because = ""
+        """Why nothing is drafted any more; empty as long as something may be."""
 
     # ------------------------------------------------------------------------------------------------- questions
 
@@ -138,26 +210,26 @@ class Drafting:
     def as_json(self) -> dict[str, Any]:
         return self._counts.as_json()
 
-    def choose(self, layout: str, asked: Sequence[tuple[Drafted, int]], *, alone: bool = True) -> list[int]:
+    def choose(self, layout: str, asked: Sequence[tuple[Drafted, int]], *, alone: bool = True) -> Choice:
         """Drafts of each sequence of the next plan, `asked` being (what is known of it, the most it may have). `alone`:
-        no prompt is to be computed beside them, so the plan's time will say something. Asked again without anything
-        having come back, it answers the same."""
+        no prompt is to be computed beside them, so the plan's time will say something. A question: nothing changes."""
+        none = [0] * len(asked)
+        if self.off_because:
+            return Choice(none, none)
         if not self.adapts or not any(most for _, most in asked):
-            return [most for _, most in asked]
+            most = [most for _, most in asked]
+            return Choice(most, most)
         costs = self._of(layout)
         if alone and costs.wants_plain(len(asked)):
-            return [0] * len(asked)
-        chosen = _best(asked, costs)
-        for (of, _), drafts in zip(asked, chosen, strict=True):
-            of.usual = drafts
-        return self._with_probes(asked, chosen, costs)
+            return Choice(none, none)
+        usual = _best(asked, costs)
+        return Choice(self._with_probes(asked, usual, costs), usual)
 
     # ---------------------------------------------------------------------------------------------------- events
 
     def begin(self) -> Drafted:
         """A new sequence."""
-        self._purse = max(self._purse, PURSE)
-        return Drafted()
+        return Drafted(starts=self._starts)
 
     def count(self, of: Drafted, drafts: int, emitted: int) -> None:
         """A round of a sequence gave its reader so many tokens, at least one."""
@@ -166,19 +238,28 @@ class Drafting:
         self._counts.count(drafts, accepted, carried=of.carried, first=of.fresh)
         of.fresh = False
 
-    def back(self, layout: str, rows: Sequence[tuple[Drafted, int, int]], seconds: float) -> None:
-        """The decode rows of a plan are back: (sequence, drafts, of them drawn). `seconds`: how long it took the
-        ranks, 0 where that says nothing (prompts went with it)."""
+    def lost(self, why: str) -> bool:
+        """A life of the ranks ended in a round, for `why`; whether that is the end of drafting."""
+        self._lives += 1
+        if self._lives < LIVES or self.off_because:
+            return False
+        self.off_because = f"{LIVES} times a worker was lost while it drafted; the last time: {why}"
+        return True
+
+    def back(self, layout: str, rows: Sequence[Row], seconds: float) -> None:
+        """The decode rows of a plan are back. `seconds`: how long it took the ranks, 0 where that says nothing (prompts
+        went with it)."""
         if not rows or not self.adapts:
             return
         costs, lanes = self._of(layout), len(rows)
         ratio = costs.curve(lanes)
-        drafts = sum(tried for _, tried, _ in rows)
-        usual = sum(min(tried, of.usual) for of, tried, _ in rows)
-        gained = sum(max(0, drawn - of.usual) for of, _, drawn in rows)
-        for of, tried, drawn in rows:
-            self._judge(of, tried, drawn)
-        self._purse = min(PURSE, self._purse + PROBE_SHARE + gained / lanes - ratio(drafts) + ratio(usual))
+        drafts = sum(row.drafts for row in rows)
+        usual = sum(min(row.drafts, row.usual) for row in rows)
+        gained = sum(max(0, row.drawn - row.usual) for row in rows)
+        for row in rows:
+            self._judge(row)
+        cost = min(PURSE, ratio(drafts) - ratio(usual) - gained / lanes)
+        self._purse = min(PURSE, self._purse + PROBE_SHARE - cost)
         costs.add(lanes, drafts, seconds)
 
     # ---------------------------------------------------------------------------------------------------- inside
@@ -186,11 +267,13 @@ class Drafting:
     def _of(self, layout: str) -> DraftCosts:
         return self._costs.setdefault(layout, DraftCosts())
 
-    def _judge(self, of: Drafted, drafts: int, drawn: int) -> None:
-        of.judge(drafts, drawn)
+    @staticmethod
+    def _judge(row: Row) -> None:
+        of = row.of
+        of.judge(row.drafts, row.drawn)
         of.quiet += 1
-        if drafts > of.usual:  # a probe
-            if drawn == drafts:
+        if row.drafts > row.usual:  # a probe
+            if row.drawn == row.drafts:
                 of.gap, of.quiet = GAP_FIRST, GAP_FIRST
             else:
                 of.gap, of.quiet = min(2 * of.gap, GAP_MOST), 0

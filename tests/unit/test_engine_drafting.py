@@ -146,6 +146,26 @@ def test_nothing_runs_ahead_of_a_round_and_plain_rows_do() -> None:
     assert plain.issue() and plain.issue()
 
 
+def test_prompts_that_go_alone_do_not_wait_for_a_plan_that_drafts() -> None:
+    """With a prefill delay, plans without decode rows run ahead of each other while somebody would draft."""
+    trace = Trace(
+        1, losses=False, plans_in_flight=2, prefill_delay=3, drafts=3, drafts_adapt=False, context=1024, kv_tokens=2048,
+        running=2, chunk=64, decode_groups=1, recurrent=False, windows=(),
+    )  # fmt: skip
+    trace.rank.luck = 1.0
+    endless(trace, 20)
+    step(trace), step(trace)
+    endless(trace, 400)
+    assert trace.issue() and trace.issue(), "the second chunk waits for the first"
+    assert [[len(row.tokens) // 4 for row in draft.rows] for _, draft in trace.flight] == [[64], [64]]
+    trace.acknowledge()
+    assert trace.issue() and not trace.issue(), "three went without: the next one has rounds"
+    trace.acknowledge()
+    assert not trace.issue(), "which wait for all of them"
+    trace.acknowledge()
+    assert trace.issue() and trace.flight[-1][1].rounds and not trace.issue()
+
+
 def test_a_call_without_drafts_has_none() -> None:
     trace = drafting()
     endless(trace, 20, drafts=False)
