@@ -47,7 +47,7 @@ from backends.base import Program
 from homeserve.wire.faults import ForcedDrafts
 from homeserve.wire.records import LaneRows, Plan, Sample
 from homeserve.worker.answering import answer_of, answers_of_drafts
-from homeserve.worker.drawn import DRAFT, NO_TOKEN, OUTCOME, Drawn, TokenReceiver, TokenSender, request_bits
+from homeserve.worker.drawn import NO_TOKEN, OUTCOME, Drawn, TokenReceiver, TokenSender, draft_label, request_bits
 from homeserve.worker.faults import FaultPoint
 from homeserve.worker.lanes import Group, Lanes
 
@@ -111,12 +111,12 @@ class Drafting:
             rows, tokens = [rows[at] for at in going_on], tokens[going_on]
             self.faults.damaging("draft")
             logits = program.draft(self.lanes.draft_batch(rows, step, tokens, chain, plan.epoch, plan.seq))
-            tokens = self._step_told(plan, rows, logits)
+            tokens = self._step_told(plan, rows, logits, draft_label(step))
             for each, token in zip(rows, tokens.tolist(), strict=True):
                 drafted[each.lane].append(token)
         return drafted
 
-    def _step_told(self, plan: Plan, rows: Sequence[LaneRows], logits: Logits) -> Ints:
+    def _step_told(self, plan: Plan, rows: Sequence[LaneRows], logits: Logits, label: str) -> Ints:
         """What a step drafted for each of `rows`: from its logits, or from the rank that has them."""
         if self.lanes.draws:
             tokens = _largest(logits, self.forced)
@@ -124,12 +124,12 @@ class Drafting:
                 told = [
                     Drawn(each.lane, request_bits(each.request), int(t)) for each, t in zip(rows, tokens, strict=True)
                 ]
-                self.sender.send(plan.epoch, plan.seq, told, DRAFT)
+                self.sender.send(plan.epoch, plan.seq, told, label)
             return tokens
         assert self.receiver is not None, "every rank that drafts is told"
-        told = self.receiver.receive(plan.epoch, plan.seq, len(rows), DRAFT)
-        assert [each.lane for each in told] == [each.lane for each in rows], "drafts of other lanes"
-        return np.array([each.token for each in told], np.int32)
+        known = self.receiver.receive(plan.epoch, plan.seq, [(each.lane, each.request) for each in rows], label)
+        self._check(known, label)
+        return np.array(known, np.int32)
 
     # ------------------------------------------------------------------------------------------------ what was drawn
 
@@ -156,13 +156,23 @@ class Drafting:
     def _told(self, plan: Plan, groups: Sequence[Group]) -> dict[int, list[int]]:
         """The tokens drawn for each lane, from the rank that draws."""
         assert self.receiver is not None, "every rank that drafts is told"
-        told = deque(self.receiver.receive(plan.epoch, plan.seq, sum(group.draws for group in groups), OUTCOME))
+        wanted = [(group.lane, group.rows.request) for group in groups for _ in range(group.draws)]
+        told = deque(self.receiver.receive(plan.epoch, plan.seq, wanted, OUTCOME))
         tokens: dict[int, list[int]] = {}
         for group in groups:
             own = [told.popleft() for _ in range(group.draws)]
-            assert all(each.lane == group.lane for each in own), "tokens of other lanes"
-            tokens[group.lane] = [each.token for each in own if each.token != NO_TOKEN]
+            drawn = own[: own.index(NO_TOKEN)] if NO_TOKEN in own else own
+            self._check(drawn, OUTCOME)
+            if not _may_count(group, own, drawn):
+                raise self.receiver.wrong(OUTCOME, f"has {own} for rows {group.inputs.tolist()} of lane {group.lane}")
+            tokens[group.lane] = drawn
         return tokens
+
+    def _check(self, tokens: Sequence[int], label: str) -> None:
+        """What another rank tells is in the vocabulary. Raises ExchangeError."""
+        assert self.receiver is not None, "every rank that drafts is told"
+        if any(not 0 <= token < self.lanes.vocab for token in tokens):
+            raise self.receiver.wrong(label, f"has tokens {list(tokens)} of a vocabulary of {self.lanes.vocab}")
 
     def _settle(self, program: Program, groups: Sequence[Group], tokens: Mapping[int, Sequence[int]]) -> None:
         """The rows of drafts that count, in the states and then in the lanes."""
@@ -183,6 +193,15 @@ def _tokens_of(samples: Sequence[Sample]) -> dict[int, list[int]]:
         if sample.token != NO_TOKEN:
             tokens.setdefault(sample.lane, []).append(sample.token)
     return tokens
+
+
+def _may_count(group: Group, told: Sequence[int], drawn: Sequence[int]) -> bool:
+    """Whether these may be the tokens of a group, of what is told of it: one at least, none behind the last, and each
+    but the last one is the input of the row that counts behind it."""
+    if set(told[len(drawn) :]) - {NO_TOKEN} or (told and not drawn):
+        return False
+    followed: list[int] = group.inputs[1 : len(drawn)].tolist()
+    return followed == list(drawn[:-1])
 
 
 def _largest(logits: Logits, forced: ForcedDrafts) -> Ints:

@@ -14,7 +14,9 @@ present one only after every rank had answered that. So neither end of the chann
 A plan that drafts (`homeserve.worker.drafting`) needs tokens in its own middle and owes none behind it. Its messages
 have labels of their own and are taken inside the plan, after all older ones: one for each step of drafting, and one
 with all that was drawn. How many rows of a draft will count nobody knows beforehand; so that message has a row for each
-that might, and NO_TOKEN in those that do not.
+that might, and NO_TOKEN in those that do not. All else in the stamps of two steps may be equal, in those of the
+exchanges inside a step too; so the label of the message between them has the step's number, and ranks that are not at
+the same step are told apart before a token is used.
 
     rank 2       draft ─▶ message  draft ─▶ message  rows, draws ─▶ message
     rank 0       draft ──▶ takes   draft ──▶ takes   rows ────────▶ takes
@@ -31,10 +33,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from backends.acts import ExchangeError
 from backends.base import Collective, Stamp
 
 LABEL = "tokens"
-DRAFT, OUTCOME = "draft", "outcome"
+OUTCOME = "outcome"
 FIELDS = 3
 NO_TOKEN = -1
 _MASK = 0x7FFFFFFF
@@ -49,6 +52,11 @@ class Drawn(NamedTuple):
 
 def request_bits(request: int) -> int:
     return request & _MASK
+
+
+def draft_label(step: int) -> str:
+    """Of the message behind a step of drafting, counted from 0."""
+    return f"draft {step}"
 
 
 class TokenSender:
@@ -100,11 +108,19 @@ class TokenReceiver:
         while self._owed:
             self._receive()
 
-    def receive(self, epoch: int, seq: int, count: int, label: str) -> list[Drawn]:
-        """The message of `count` rows that plan `seq` sends in its middle. Nothing older may be owed. Raises
-        ExchangeError."""
+    def receive(self, epoch: int, seq: int, of: Sequence[tuple[int, int]], label: str) -> list[int]:
+        """The tokens of a message that plan `seq` sends in its middle, one for each of (lane, request). Nothing older
+        may be owed. Raises ExchangeError."""
         assert not self._owed, "messages are taken in their order"
-        return self._message(Stamp(epoch, seq, count, label))
+        told = self._message(Stamp(epoch, seq, len(of), label))
+        found, wanted = [(each.lane, each.request) for each in told], [(lane, request_bits(own)) for lane, own in of]
+        if found != wanted:
+            raise self.wrong(label, f"has lanes and requests {found} for {wanted}")
+        return [each.token for each in told]
+
+    def wrong(self, label: str, what: str) -> ExchangeError:
+        """The error of a message that cannot be meant."""
+        return ExchangeError(f"message {label!r} of rank {self._source} {what}", label, self._source)
 
     def _receive(self) -> None:
         epoch, seq, _, count = self._owed.popleft()

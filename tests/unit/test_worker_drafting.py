@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,10 @@ import pytest
 from draft_rig import DRAFTS, GREEDY, LANE_PAGES, LANES, PAGES, VOCAB, Desk, Ranks, Toy, mixed, plainly
 from ranks import on_paper, shape_of
 
+from backends.acts import ExchangeError, StampMismatch
 from backends.base import Limits
 from homeserve.wire.records import LaneRows, NewLane, Plan, PlanKind, Sample, Sampling, pack_ints
+from homeserve.worker.drawn import LABEL, NO_TOKEN, Drawn, TokenSender
 from homeserve.worker.faults import FaultRefused
 from homeserve.worker.sampling import NotANumber
 
@@ -317,6 +319,70 @@ def test_one_place_in_a_channel_is_enough_for_any_number_of_drafts() -> None:
     for _ in range(4):
         ranks.run(ranks.last.rows(request, 1, 4))
     assert request.samples == plainly(PROMPT, 21)
+
+
+# --------------------------------------------------------------------------------------- what another process tells
+
+
+Lie = Callable[[str, list[Drawn]], tuple[str, list[Drawn]]]
+
+
+def told_by(monkeypatch: pytest.MonkeyPatch, lie: Lie) -> None:
+    """A round of two drafts in which the last rank says what `lie` makes of each message."""
+    send = TokenSender.send
+
+    def lying(self: TokenSender, epoch: int, seq: int, drawn: Sequence[Drawn], label: str = LABEL) -> None:
+        said, rows = lie(label, list(drawn))
+        send(self, epoch, seq, rows, said)
+
+    ranks = ranks_of()
+    request = ranks.begin(1, PROMPT)
+    ranks.run(ranks.last.rows(request, len(PROMPT)))
+    before = [(desk.lanes[1].length, desk.program.states[1]) for desk in ranks.desks[:-1]]
+    monkeypatch.setattr(TokenSender, "send", lying)
+    try:
+        ranks.run(ranks.last.rows(request, 1, 2))
+    finally:
+        after = [(desk.lanes[1].length, desk.program.states[1]) for desk in ranks.desks[:-1]]
+        assert after == before, "nothing of the round counts where it was told"
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_rank_at_another_step_is_told_apart(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    with pytest.raises(StampMismatch, match=f"exchanges .*draft {1 - step}.* where this rank is at") as told:
+        told_by(monkeypatch, lambda label, rows: (f"draft {1 - step}" if label == f"draft {step}" else label, rows))
+    assert f"draft {step}" in told.value.wanted and told.value.peer == 2
+
+
+@pytest.mark.parametrize(("label", "change", "what"), [
+    ("draft 1", {"lane": 0}, "has lanes and requests"),
+    ("draft 0", {"request": 12}, "has lanes and requests"),
+    ("draft 0", {"token": VOCAB}, "has tokens .* of a vocabulary of 24"),
+    ("draft 1", {"token": NO_TOKEN}, "has tokens .* of a vocabulary of 24"),
+    ("outcome", {"lane": 0}, "has lanes and requests"),
+    ("outcome", {"token": VOCAB}, "has tokens .* of a vocabulary of 24"),
+    ("outcome", {"token": NO_TOKEN}, "has .* for rows .* of lane 1"),
+    ("outcome", {"token": -2}, "has tokens .* of a vocabulary of 24"),
+])  # fmt: skip
+def test_a_message_that_cannot_be_meant_is_an_error_of_the_exchange(
+    monkeypatch: pytest.MonkeyPatch, label: str, change: dict[str, int], what: str
+) -> None:
+    """Whatever it says of the first row: nothing of it is used."""
+
+    def lie(of: str, rows: list[Drawn]) -> tuple[str, list[Drawn]]:
+        return of, [rows[0]._replace(**change), *rows[1:]] if of == label else rows
+
+    with pytest.raises(ExchangeError, match=f"message '{label}' of rank 2 {what}") as told:
+        told_by(monkeypatch, lie)
+    assert (told.value.label, told.value.peer) == (label, 2)
+
+
+def test_a_token_that_was_not_the_next_rows_input_cannot_have_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ExchangeError, match="message 'outcome' of rank 2 has .* for rows .* of lane 1"):
+        told_by(
+            monkeypatch,
+            lambda of, rows: (of, [each._replace(token=1) for each in rows] if of == "outcome" else rows),
+        )
 
 
 # ----------------------------------------------------------------------------------------------------------- refusals
