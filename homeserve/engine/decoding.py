@@ -36,6 +36,10 @@ from homeserve.engine.speculation import Drafting, Row
 from homeserve.wire.records import LaneRows, Sample, pack_ints
 
 
+class BadRound(Exception):
+    """A rank answered a round with what no round can draw: nothing that it computed can be trusted. Names no rank."""
+
+
 @dataclass(frozen=True)
 class Rounds:
     """How many drafts sequences are to have in the next plan, by key; those without any are left out."""
@@ -98,7 +102,7 @@ class Decoding:
 
     def _most(self, sequence: Sequence) -> int:
         """The most drafts that a round of the sequence may have now, whatever pages there are."""
-        if not sequence.call.drafts or sequence.suspect:
+        if not sequence.call.drafts or sequence.suspect or sequence.barred:
             return 0
         left = sequence.call.max_tokens - sequence.generated - sequence.pending
         most = min(self._limits.drafts, left - 1, self._memory.token_limit - sequence.issued - 2)
@@ -165,16 +169,20 @@ class Decoding:
 
     # ----------------------------------------------------------------------------------------------- what comes back
 
-    def returned(self, draft: Draft, sequence: Sequence, samples: Several[Sample]) -> None:
-        """A round is back: from now on it counts as the rows that it turned out to be. Raises RuntimeError for one
-        that cannot be."""
-        drafts, start = draft.rounds[sequence.key], sequence.issued - 1
-        places = [sample.position for sample in samples]
-        if places != list(range(start + 1, start + 1 + len(places))) or not 1 <= len(places) <= drafts + 1:
-            raise RuntimeError(f"a round of {drafts} drafts at position {start} drew tokens at {places}")
+    @staticmethod
+    def check(draft: Draft, drawn: Mapping[int, Several[Sample]]) -> None:
+        """Raise BadRound unless every round of the plan drew what a round can."""
+        for row in draft.rows:
+            places = [sample.position for sample in drawn.get(row.request, ())] if row.drafts else []
+            first, many = row.start + 1, len(places)
+            if row.drafts and (places != list(range(first, first + many)) or not 1 <= many <= row.drafts + 1):
+                raise BadRound(f"drew tokens at {places} in a round of {row.drafts} drafts at position {row.start}")
+
+    def returned(self, draft: Draft, sequence: Sequence, many: int) -> None:
+        """A round is back with so many tokens: from now on it counts as the rows that it turned out to be."""
         sequence.round = 0
-        sequence.issued = start + len(places)
-        sequence.pending = len(places)
+        sequence.issued += many - 1
+        sequence.pending = many
         draft.reach[sequence.key] = sequence.issued
         if sequence.finish is None and sequence.state is SequenceState.DECODE:
             self._memory.tables.advance(sequence)

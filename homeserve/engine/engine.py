@@ -10,7 +10,7 @@ has no credit or the scheduler has nothing. Nothing here polls or waits for a ti
 
 A lost worker. The fleet says so once (`on_lost`); one task then restarts it, with every open sequence queued again from
 its tokens. Streams see a pause. The engine gives up, and fails what is open, when the fleet cannot be started any more
-or dies `DEATHS_IN_A_ROW` times without bringing a single plan back.
+or dies `DEATHS_IN_A_ROW` times without bringing a single plan back. A rank that answers what cannot be is lost as well.
 
 A flip. While one is on (`flip_driver`) `pump` issues no plan, and all that is open stays where it is: calls queue, a
 census waits, and what ends from outside is noted and ended afterwards, in order. Its reader is told at once, because
@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from homeserve.engine.census import Census
+from homeserve.engine.decoding import BadRound
 from homeserve.engine.flip_driver import FlipDriver, Handle
 from homeserve.engine.flip_record import FlipRecord, FlipRefused
 from homeserve.engine.flip_totals import FlipTotals
@@ -165,7 +166,7 @@ class Engine:
 
     @property
     def drafting(self) -> Drafting:
-        """What rounds of drafting have brought since the start."""
+        """What rounds of drafting have brought since the start, and `off_because`, why there are no more of them."""
         return self._scheduler.drafting
 
     def submit(self, call: GenerateCall) -> TokenStream:
@@ -270,7 +271,11 @@ class Engine:
         else:
             # Since the plan before: ranks wait for one with drafts, and hardly ever for one that could be issued ahead.
             took_us = max(result.idle_us + result.busy_us for result in results)
-            self._deliver(self._scheduler.apply(seq, results[-1].samples, took_us / 1e6))
+            try:
+                self._deliver(self._scheduler.apply(seq, results[-1].samples, took_us / 1e6))
+            except BadRound as error:
+                log.error("plan %d: rank %d %s", seq, results[-1].rank, error)
+                self.on_lost(Loss(results[-1].rank, str(error)))
         self._pump()
         self._unarmed_step = False
         self._counts.step_ms.append(1e3 * (time.perf_counter() - began))
@@ -297,7 +302,10 @@ class Engine:
         if loss.oom:
             self._lower_budget()
         why = loss.why if rank is None else f"rank {rank} {loss.why}"
+        drafted = [] if loss.outside else self._scheduler.in_rounds()
         self._deliver(self._scheduler.lose_fleet(self.limits, why, outside=loss.outside))
+        if drafted:
+            self._tell_of_rounds(drafted)
         for key in reborn & self._streams.keys():
             self._streams[key].timings.restarts += 1
         if self._fruitless_losses >= DEATHS_IN_A_ROW:
@@ -306,6 +314,15 @@ class Engine:
             )
         else:
             self._spawn(self._recover())
+
+    def _tell_of_rounds(self, drafted: list[Sequence]) -> None:
+        """A life ended while these were in a round."""
+        text = f"{len(drafted)} requests were drafting when the worker was lost: they go on without drafts"
+        log.warning("%s", text)
+        self.note("drafts_barred", text=text)
+        if self.drafting.off_because:
+            log.warning("drafting is off: %s", self.drafting.off_because)
+            self.note("drafting_off", text=self.drafting.off_because)
 
     def _lower_budget(self) -> None:
         """The kernel took the worker for its memory: the same pool would meet the same end."""

@@ -27,7 +27,9 @@ always displace the others, so something always finishes.
 
 After a lost worker everything is prefilled again from tokens. Those that were in flight are *suspects*: each is tried
 alone until it has come past the place where it was at the death. So the one that kills workers is found, and only it is
-failed: when it was the only one in flight at two deaths without coming past that place in between. A death that no
+failed: when it was the only one in flight at two deaths without coming past that place in between. It is tried without
+drafts, and if it was in a round of drafting at the death it never drafts again: else one that kills workers by its
+drafts alone would come past that place, draft, and kill the next one, for ever. A death that no
 request can bring about (somebody stopped the process, or asked it to end) makes no suspects.
 """
 
@@ -131,6 +133,10 @@ class Scheduler:
         """Lane -> (sequence, entries of its table that the ranks know), of each lane in use."""
         return {s.lane: (s.key, s.sent_pages) for s in self._running.values()}
 
+    def in_rounds(self) -> list[Sequence]:
+        """Those that a plan in flight drafts for."""
+        return [s for draft in self._flight.values() for s in draft.named if s.key in draft.rounds]
+
     def open_sequences(self) -> list[Sequence]:
         """Every sequence that is not finished, oldest first."""
         both = [*self._waiting, *self._running.values()]
@@ -176,14 +182,17 @@ class Scheduler:
         return self._memory.take_drops()
 
     def apply(self, seq: int, samples: Iterable[Sample], seconds: float = 0.0) -> list[Emit]:
-        """Plan `seq` came back, which took the ranks so many seconds (0: unknown)."""
-        draft = self._flight.pop(seq, None)
+        """Plan `seq` came back, which took the ranks so many seconds (0: unknown). Raises BadRound, before anything has
+        changed, where the answer cannot be."""
+        draft = self._flight.get(seq)
         if draft is None:
             return []
         emits: list[Emit] = []
         drawn: dict[int, list[Sample]] = {key: [] for key in draft.rounds}
         for sample in samples:
             drawn.setdefault(sample.request, []).append(sample)
+        self._decoding.check(draft, drawn)
+        del self._flight[seq]
         for key, of_it in drawn.items():
             sequence = self._running.get(key)
             if sequence is not None:
@@ -225,6 +234,10 @@ class Scheduler:
                     named[sequence.key] = sequence
                     sequence.died_at = max(sequence.died_at, draft.reach.get(sequence.key, 0))
         alone = len(named) == 1
+        if not outside and (drafted := self.in_rounds()):
+            self.drafting.lost(why)
+            for sequence in drafted:
+                sequence.barred = True
         emits: list[Emit] = []
         for sequence in named.values():
             sequence.suspect = True
@@ -390,7 +403,7 @@ class Scheduler:
         """What a plan drew for a sequence, in order. Behind the token that ends it, the rest is nobody's."""
         drafts, before = draft.rounds.get(sequence.key, 0), sequence.generated
         if drafts:
-            self._decoding.returned(draft, sequence, samples)
+            self._decoding.returned(draft, sequence, len(samples))
         for sample in samples:
             self._apply_sample(sequence, sample, emits)
         if drafts and sequence.generated > before:

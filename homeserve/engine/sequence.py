@@ -55,6 +55,7 @@ class Sequence:
 
     __slots__ = (
         "anchors",
+        "barred",
         "call",
         "chain",
         "decode_turn",
@@ -120,6 +121,8 @@ class Sequence:
         """Drafts of the round that is in flight: until it is back there is no other row of it."""
         self.drafted = drafted or Drafted()
         """What its rounds have brought so far."""
+        self.barred = False
+        """It was in a round when a worker died: it never drafts again."""
         self.suspect = False
         """It was in flight when a worker died, and has not come past that place since."""
         self.died_at = 0

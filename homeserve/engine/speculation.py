@@ -238,13 +238,11 @@ class Drafting:
         self._counts.count(drafts, accepted, carried=of.carried, first=of.fresh)
         of.fresh = False
 
-    def lost(self, why: str) -> bool:
-        """A life of the ranks ended in a round, for `why`; whether that is the end of drafting."""
+    def lost(self, why: str) -> None:
+        """A life of the ranks ended in a round, for `why`."""
         self._lives += 1
-        if self._lives < LIVES or self.off_because:
-            return False
-        self.off_because = f"{LIVES} times a worker was lost while it drafted; the last time: {why}"
-        return True
+        if self._lives == LIVES:
+            self.off_because = f"{LIVES} times a worker was lost while it drafted; the last time: {why}"
 
     def back(self, layout: str, rows: Sequence[Row], seconds: float) -> None:
         """The decode rows of a plan are back. `seconds`: how long it took the ranks, 0 where that says nothing (prompts

@@ -19,6 +19,7 @@ from test_engine_traces import ask as add
 
 from backends.base import PAGE_LEN
 from homeserve.engine.calibration import Calibration
+from homeserve.engine.decoding import BadRound
 from homeserve.engine.request import FinishReason, GenerateCall
 from homeserve.engine.sequence import Sequence
 from homeserve.engine.sizes import plan_bytes_limit, result_bytes_limit
@@ -290,7 +291,56 @@ def test_a_suspect_is_tried_without_drafts_until_it_is_past_the_whole_round() ->
     while sequence.suspect:
         assert all(row.drafts == 0 for row in step(trace))
     assert sequence.issued >= reach
-    assert any(row.drafts for row in step(trace) + step(trace))
+    assert not any(row.drafts for row in step(trace) + step(trace)), "it never drafts again"
+    other = endless(trace, 20)
+    rows = [row for _ in range(3) for row in step(trace)]
+    assert {row.request for row in rows if row.drafts} == {other.key}
+
+
+def kills_by_drafts(trace: Trace, outside: bool = False) -> int:
+    """Losses until all is done, of a rank that no round comes back from."""
+    losses = 0
+    for _ in range(400):
+        if not trace.issue():
+            assert trace.scheduler.idle
+            return losses
+        if trace.flight[-1][1].rounds:
+            losses += 1
+            trace.rank, trace.flight = trace.new_rank(), type(trace.flight)()
+            trace.note(trace.scheduler.lose_fleet(why="rank 0 was killed", outside=outside))
+        else:
+            trace.acknowledge()
+    raise AssertionError(f"{losses} lives, and no end")
+
+
+def test_what_kills_workers_by_its_drafts_alone_is_answered_without_them() -> None:
+    trace = drafting()
+    sequence = endless(trace, 20, 30)
+    assert kills_by_drafts(trace) == 1
+    assert trace.finish[sequence.key] is FinishReason.LENGTH and len(trace.shown[sequence.key]) == 30
+    assert not trace.scheduler.drafting.off_because, "it may have been that request"
+
+
+@pytest.mark.parametrize("adapts", [True, False])
+def test_with_the_second_life_lost_in_a_round_drafting_is_off(adapts: bool) -> None:
+    trace = drafting(running=1)
+    trace.scheduler.drafting.adapts = adapts
+    calls = [endless(trace, 20 + n, 30) for n in range(5)]
+    assert kills_by_drafts(trace) == 2
+    assert all(trace.finish[call.key] is FinishReason.LENGTH for call in calls)
+    because = "2 times a worker was lost while it drafted; the last time: rank 0 was killed"
+    assert trace.scheduler.drafting.off_because == because
+
+
+def test_a_loss_from_outside_bars_no_drafts() -> None:
+    trace = drafting()
+    sequence = endless(trace, 20, 300)
+    for _ in range(3):
+        while not (trace.issue() and trace.flight[-1][1].rounds):
+            trace.acknowledge()
+        trace.rank, trace.flight = trace.new_rank(), type(trace.flight)()
+        trace.note(trace.scheduler.lose_fleet(outside=True))
+    assert not sequence.barred and not trace.scheduler.drafting.off_because
 
 
 def test_a_rank_that_draws_what_cannot_be_is_not_believed() -> None:
@@ -306,8 +356,9 @@ def test_a_rank_that_draws_what_cannot_be_is_not_believed() -> None:
         trace.issue()
         seq, draft = trace.flight.popleft()
         samples = [Sample(sequence.lane, sequence.key, place, 9) for place in bad(sequence.issued)]
-        with pytest.raises(RuntimeError, match="a round of 3 drafts at position 20 drew tokens at"):
+        with pytest.raises(BadRound, match="drew tokens at .* in a round of 3 drafts at position 20"):
             trace.scheduler.apply(seq, samples)
+        assert trace.scheduler.in_rounds() == [sequence], "it is still owed"
 
 
 # ----------------------------------------------------------------------------------------------------------- an engine
@@ -388,6 +439,41 @@ def test_a_loss_in_a_round_loses_nothing_and_nothing_is_carried_any_more() -> No
         await call.read()
         call.check()
         assert engine.drafting.carried.rounds > carried and engine.drafting.first.rounds == 2
+
+    run(body)
+
+
+def test_a_rank_that_answers_a_round_with_what_cannot_be_is_lost_and_not_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body() -> None:
+        fleet = engine_of()
+        engine = fleet.engine
+        call = Asked(ask((3, 1, 4, 1, 5), 60), engine.submit(ask((3, 1, 4, 1, 5), 60)))
+        fleet.answer()
+        flip(fleet, TENSOR)
+        honest = fleet._results
+
+        def twice(*asked: Any) -> tuple[Result, ...]:
+            *others, last = honest(*asked)
+            return (*others, msgspec.structs.replace(last, samples=last.samples + last.samples))
+
+        monkeypatch.setattr(fleet, "_results", twice)
+        assert fleet.plans[-1].draft.rows[0].drafts == 3
+        fleet.answer()
+        monkeypatch.setattr(fleet, "_results", honest)
+        assert engine.state == "recovering" and engine.failure is None
+        while engine.state == "recovering":
+            await asyncio.sleep(0)
+        fleet.answer()
+        flip(fleet, TENSOR)
+        fleet.answer_all()
+        await call.read()
+        call.check()
+        assert fleet.restarts == 1 and call.stream.drafts.rounds == 0
+        events = {event["kind"]: event for event in engine.snapshot().events}
+        assert events["worker_lost"]["rank"] == 2 and "in a round of 3 drafts" in events["worker_lost"]["text"]
+        assert "drafts_barred" in events and "drafting_off" not in events
 
     run(body)
 
