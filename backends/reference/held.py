@@ -46,7 +46,8 @@ class Held:
             seen.add(lane)
         for lane, rows in kept:
             del self.rows[lane]
-            for replay in self.replays.pop(lane, []) if rows else ():
+            replays = self.replays.pop(lane, [])
+            for replay in replays if rows else ():
                 replay(rows)
 
 

@@ -67,6 +67,7 @@ from backends.reference.held import Held, held_rows, join_chained, join_hidden, 
 from backends.reference.pools import Pools, slots_here, slots_of
 
 Buffers = dict[str, Array]
+NOTHING: Mapping[str, Array] = {}
 
 
 class ReferenceProgram:
@@ -102,6 +103,7 @@ class ReferenceProgram:
         """Execute every op up to the mark, starting from the buffers `given` (a previous rank's residual). Gives all
         buffers."""
         self._check(batch)
+        self._step_before = {}
         self._held, held = Held(), Held(held_rows(batch))
         buffers: Buffers = {name: np.array(values, dtype=self.dtype) for name, values in given.items()}
         self._run_ops(self.ops, batch, buffers, held)
@@ -111,8 +113,10 @@ class ReferenceProgram:
     def draft(self, batch: Batch) -> npt.NDArray[np.float32]:
         assert self.draft_ops and len(batch.chain) == len(batch.tokens), "no step of drafting"
         self._check(batch)
+        self._check_chain(batch)
         buffers: Buffers = {}
-        self._run_ops(self.draft_ops, batch, buffers, Held())
+        step_before, self._step_before = self._step_before, {}
+        self._run_ops(self.draft_ops, batch, buffers, Held(), step_before)
         chained = {op.right.name for op in self.draft_ops if isinstance(op, JoinHidden) and op.chained}
         self._step_before = {name: buffers[name] for name in chained}
         return _logits(self.draft_ops, buffers)
@@ -120,7 +124,9 @@ class ReferenceProgram:
     def accept(self, kept: Sequence[tuple[int, int]]) -> None:
         self._held.accept(kept)
 
-    def _run_ops(self, ops: Sequence[Op], batch: Batch, buffers: Buffers, held: Held) -> None:
+    def _run_ops(
+        self, ops: Sequence[Op], batch: Batch, buffers: Buffers, held: Held, step_before: Mapping[str, Array] = NOTHING
+    ) -> None:
         rows = len(batch.tokens)
         for op in ops:
             match op:
@@ -133,7 +139,7 @@ class ReferenceProgram:
                     buffers[op.out.name] = run_delta_net(op, weights, self.states, batch, buffers, held)
                 case JoinHidden(chained=True):
                     left = buffers[op.left.name]
-                    buffers[op.out.name] = join_chained(op, self.states, batch, left, self._step_before)
+                    buffers[op.out.name] = join_chained(op, self.states, batch, left, step_before)
                 case JoinHidden():
                     buffers[op.out.name] = join_hidden(op, self.states, batch, buffers, held)
                 case _:
@@ -176,6 +182,12 @@ class ReferenceProgram:
         places = [int(batch.hold[lane]) + row for lane, rows in held_rows(batch).items() for row in range(rows)]
         assert len(set(places)) == len(places), "two rows are held at one place"
         assert max(places, default=-1) < self.limits.held_rows, "more rows are held than bind was told"
+
+    def _check_chain(self, batch: Batch) -> None:
+        """Raises ValueError for rows that the step before, if there was one since the last run, did not have."""
+        before = max((len(rows) for rows in self._step_before.values()), default=0)
+        if ((batch.chain < -1) | (batch.chain >= before)).any():
+            raise ValueError(f"a chain of rows {batch.chain.tolist()} behind a step of drafting of {before}")
 
     def _vector(self, weight: Weight | None) -> Array | None:
         return None if weight is None else self.weights[weight.name][0]

@@ -291,6 +291,41 @@ def by_hand(
     return VALUES["head"] @ hidden, hidden[FIRST:END]
 
 
+@pytest.mark.parametrize("between", ["nothing", "a run", "a run that fails", "a step that fails"])
+def test_a_chain_names_rows_of_the_step_before_alone(between: str) -> None:
+    """Of a step that a run has not come behind, and that did not fail."""
+    program = begun()
+    two, stale = batch((1, 3, [1]), (0, 5, [5]), chain=(-1, -1)), batch((0, 6, [4]), chain=(0,))
+    if between != "nothing":
+        program.draft(two)
+        program.draft(replace(stale, chain=np.array([1], np.int32)))  # its rows are one
+        program.draft(two)
+    whole = program.weights
+    if between == "a run":
+        program.run(batch((0, 5, [5, 1]), hold=(0, -1, -1)))
+    elif between.endswith("fails"):
+        program.weights = {name: each for name, each in whole.items() if name != "head"}
+        with pytest.raises(KeyError):
+            (program.run if between.startswith("a run") else program.draft)(two)
+        program.weights = whole
+    for chain in (0, 1, -2):
+        with pytest.raises(ValueError, match=rf"a chain of rows \[{chain}\] behind a step of drafting of 0"):
+            program.draft(replace(stale, chain=np.array([chain], np.int32)))
+    program.draft(two)
+    with pytest.raises(ValueError, match=r"a chain of rows \[2\] behind a step of drafting of 2"):
+        program.draft(replace(stale, chain=np.array([2], np.int32)))
+    program.draft(replace(stale, chain=np.array([1], np.int32)))
+
+
+def test_what_was_kept_of_a_lane_is_let_go_of_with_it() -> None:
+    """With no row that counts, too."""
+    program = begun()
+    program.run(batch((0, 5, ROWS[0]), (1, 3, ROWS[1]), hold=(0, 5, -1)))
+    assert set(program._held.replays) == {0, 1}
+    program.accept([(0, 0), (1, 2)])
+    assert not program._held.replays and not program._held.rows
+
+
 def test_a_first_draft_at_position_zero_is_joined_with_zeros() -> None:
     program = begun()
     got = program.draft(batch((0, 0, [5]), chain=(-1,))).copy()
