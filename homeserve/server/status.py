@@ -112,7 +112,7 @@ def _draft(context: ServerContext, layout: str | None) -> dict[str, Any]:
     if not drafting.most:
         return _DRAFT | {"enabled": False, "why_not": context.no_drafts}
     here = limits.flip.layouts[layout].drafts if limits.flip is not None and layout else limits.drafts
-    why_not = f"the ranks are in the {layout} layout" if not here else None
+    why_not = drafting.off_because or (None if here else f"the ranks are in the {layout} layout")
     own = {"enabled": why_not is None, "why_not": why_not, "most": drafting.most, "adapts": drafting.adapts}
     return _DRAFT | own | drafting.as_json()
 

@@ -16,7 +16,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "flip"))
 
-from flip_fleet import Play
+from flip_fleet import PATIENCE_S, Play, poison
 
 from homeserve.fleet import Fleet
 from homeserve.wire.records import LaneRows, PlanKind, pack_ints
@@ -71,6 +71,32 @@ def test_a_rank_lost_in_a_round_is_named_and_the_next_life_answers_the_same(
             assert action == "kill" or f"({step}, {nth})" in loss.why, loss
             await play.again()
             assert await counted(play) == WANTED[:COUNT] and play.requests[1].rounds[0] == (3, 3)
+
+    run_once(main)
+
+
+def test_a_rank_that_draws_nan_ends_the_life_at_once(run_once: Run, tmp_path: Path) -> None:
+    """It tells nobody what it drew. The others, which would wait for that longer than this test does, are not waited
+    for; the next life answers the same."""
+
+    async def main() -> None:
+        play = fleet(tmp_path)
+        play.spec = replace(play.spec, plan_timeout_s=2 * PATIENCE_S)
+        play.fleet = Fleet(play.spec, play)
+        async with play:
+            play.begin(1, 0, list(b"count 86:"))
+            await play.run(64)
+            await play.run(1, drafts={1: DRAFTS})
+            assert play.requests[1].rounds == [(DRAFTS, DRAFTS)]
+            assert isinstance(play.fleet, Fleet)
+            ((pid, regions),) = [(pid, regions) for rank, pid, regions in play.fleet.regions() if rank == RANKS - 1]
+            poison((pid, address, size) for line, address, size in regions if line == "weights")
+            with pytest.raises(AssertionError):
+                await play.run(1, drafts={1: DRAFTS})
+            (loss,) = play.losses
+            assert loss.rank == RANKS - 1 and "NaN" in loss.why, loss
+            await play.again()
+            assert await counted(play) == WANTED[:COUNT]
 
     run_once(main)
 

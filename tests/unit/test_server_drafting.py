@@ -122,6 +122,14 @@ async def test_status_is_of_the_layout_in_force() -> None:
         assert fleet.engine.state == "ready"
 
 
+def test_status_says_why_drafting_was_ended() -> None:
+    context = context_of(3)
+    assert context.engine is not None
+    context.engine.drafting.off_because = "a worker was lost"
+    told = status_of(context)["draft"]
+    assert (told["enabled"], told["why_not"], told["most"]) == (False, "a worker was lost", 3)
+
+
 async def scraped(drafting: Drafting | None) -> dict[tuple[str, str], float]:
     text = (await Metrics().render(Reading(drafting=drafting))).decode()
     families = text_string_to_metric_families(text)
