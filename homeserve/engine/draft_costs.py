@@ -1,14 +1,14 @@
 """What a plan with drafts costs beside a plain one of the same sequences: measured, a guess until then. Pure.
 
-Times are those of the ranks, from the end of the plan before, of plans with decode rows alone: nothing runs ahead of a
-plan with drafts, and what that costs counts. They are kept apart by how many sequences a plan carries and by how many
-drafts each of them has on average (rounded up to a part of a draft, `PARTS`), the last `KEPT` of each, and the median
-of these counts, from the `ENOUGH`-th one on: one plan that met a busy moment changes nothing, not even the first of its
-kind, which may pay for what is cold. A draft more is never cheaper: where it was measured so, both cells have the mean
-of the two, weighted by their samples (pool adjacent violators, Ayer et al. 1955), so that one cell that is wrong does
-not spoil those above it. Between two numbers of drafts that were measured the time is on the line through both; beyond
-the last one it grows by `GUESS` of a plain plan for each draft more. A number of sequences that was never measured
-costs, beside its own plain plan, what the nearest one does.
+Times are the shares (`timeline`) of plans with decode rows alone: nothing runs ahead of a plan with drafts, and the
+pause in front of it counts. They are kept apart by how many sequences a plan carries and by how many drafts each of
+them has on average (rounded up to a part of a draft, `PARTS`), the last `KEPT` of each, and the median of these counts,
+from the `ENOUGH`-th one on: one plan that met a busy moment changes nothing, not even the first of its kind, which may
+pay for what is cold. A draft more is never cheaper: where it was measured so, both cells have the mean of the two,
+weighted by their samples (pool adjacent violators, Ayer et al. 1955), so that one cell that is wrong does not spoil
+those above it. Between two numbers of drafts that were measured the time is on the line through both; beyond the last
+one it grows by `GUESS` of a plain plan for each draft more. A number of sequences that was never measured costs, beside
+its own plain plan, what the nearest one does.
 """
 
 from __future__ import annotations

@@ -259,7 +259,7 @@ class Engine:
         self._unarmed_step = self._flips is None or not self._flips.on
         self._counts.plans_acked += 1
         self._plans_open -= 1
-        self._timeline.answered(seq, results)
+        seconds = self._timeline.answered(seq, results)
         self._acked_since_loss = True
         for result in results:
             for note in result.notes:
@@ -269,14 +269,13 @@ class Engine:
         elif seq in self._census_flight:
             self._answer_census(seq, results)
         else:
-            # Since the plan before: ranks wait for one with drafts, and hardly ever for one that could be issued ahead.
-            took_us = max(result.idle_us + result.busy_us for result in results)
             try:
-                self._deliver(self._scheduler.apply(seq, results[-1].samples, took_us / 1e6))
+                self._deliver(self._scheduler.apply(seq, results[-1].samples, seconds))
             except BadRound as error:
                 log.error("plan %d: rank %d %s", seq, results[-1].rank, error)
                 self.on_lost(Loss(results[-1].rank, str(error)))
         self._pump()
+        self._timeline.settled()
         self._unarmed_step = False
         self._counts.step_ms.append(1e3 * (time.perf_counter() - began))
 

@@ -1,8 +1,7 @@
 """How fast either layout is, and what a flip costs: measured, or the estimate until then.
 
-A plan's *share* of the time is from the end of the plan before it to its own end, or from its own beginning where
-nothing was under way. So chunks that follow each other through a pipeline are counted at the pace at which they come
-out, and one alone with all it took. Ends are those of the slowest rank.
+A plan's *share* of the time is that of `timeline`: what a plan with rounds of drafting waits for the one before it
+counts here as it does where it is decided whether drafts pay.
 
     prefill   prompt rows / share, of plans with prompts (decode rows ride along)     least rows: half a chunk or 64
     decode    tokens drawn / share, of plans with decode rows alone (rounds of drafting draw more than one in a row),
@@ -103,8 +102,6 @@ class Rates:
         self._estimates = dict(estimates or {})
         self._cost_s = cost_s
         self._flips: dict[str, deque[float]] = {name: deque(maxlen=FLIPS) for name in groups}
-        self._before = 0
-        self._life = -1
 
     def add(self, layout: str, plans: Sequence[PlanTimes]) -> None:
         """Plans that ran in a layout, in the order of their answers."""
@@ -112,17 +109,12 @@ class Rates:
         for plan in plans:
             if not plan.ranks:
                 continue
-            end = max(began + busy + waited for _, began, busy, waited in plan.ranks)
-            began = min(began for _, began, _, _ in plan.ranks)
-            start = max(began, self._before) if plan.life == self._life else began
-            self._before, self._life = end, plan.life
-            seconds = (end - start) / 1e6
             into.plans += 1
             if plan.prompt_rows >= self._least_rows:
-                into.prefill.add(plan.prompt_rows, seconds, end / 1e6)
+                into.prefill.add(plan.prompt_rows, plan.seconds, plan.end / 1e6)
             elif plan.kind is PlanKind.DECODE:
                 size = (plan.rows * into.groups).bit_length()
-                into.decode.setdefault(size, _Sums()).add(plan.drawn or plan.rows, seconds, end / 1e6)
+                into.decode.setdefault(size, _Sums()).add(plan.drawn or plan.rows, plan.seconds, plan.end / 1e6)
 
     def add_flip(self, to: str, seconds: float) -> None:
         """A flip that was committed took so long."""

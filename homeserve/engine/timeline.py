@@ -2,13 +2,24 @@
 
 A rank's time on a plan begins when it takes the plan and has two parts: waiting for other ranks inside the plan, and
 computing. Which came when within the plan is not told; a rank of the pipeline layout waits first, for its input.
+
+A plan's *share* of the time is what speeds and costs are made of (`rates`, `draft_costs`). It ends with the slowest
+rank, and begins
+
+    where the plan before it ended    if it follows that one: it was issued while others were in flight, or as soon as
+                                      the last of them was back. What lies between is the price of not running ahead
+    where its first rank began        otherwise, or where the plan before it ended if that was later: what nobody asked
+                                      for anything in is nobody's time
+
+So chunks that follow each other through a pipeline are counted at the pace at which they come out, one alone with all
+it took, and a round of drafting with the pause in front of it.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -32,6 +43,16 @@ class PlanTimes:
     drafts: int = 0
     drawn: int = 0
     """Tokens that it drew: with drafts more than rows that decode."""
+    seconds: float = 0.0
+    """Its share of the time; 0: its ranks told nothing."""
+
+    @property
+    def began(self) -> int:
+        return min((began for _, began, _, _ in self.ranks), default=0)
+
+    @property
+    def end(self) -> int:
+        return max((began + busy + waited for _, began, busy, waited in self.ranks), default=0)
 
     def as_json(self) -> dict[str, Any]:
         ranks = [
@@ -43,11 +64,29 @@ class PlanTimes:
         return {**head, **rows, "ranks": ranks}
 
 
+class Pace:
+    """Shares of plans, in the order of their answers."""
+
+    def __init__(self) -> None:
+        self._before = 0
+        self._life = -1
+
+    def seconds(self, plan: PlanTimes, follows: bool) -> float:
+        """`follows`: it was issued while others were in flight, or as soon as they were back. 0 where no rank told a
+        time."""
+        before = self._before if plan.life == self._life else 0
+        start = before if before and follows else max(plan.began, before)
+        self._before, self._life = plan.end, plan.life
+        return (plan.end - start) / 1e6 if plan.end > plan.began else 0.0
+
+
 class Timeline:
     """The last `PLANS_KEPT` plans with rows, in the order of their answers."""
 
     def __init__(self) -> None:
-        self._flight: dict[int, tuple[PlanKind, int, int, int]] = {}
+        self._flight: dict[int, tuple[PlanKind, int, int, int, bool]] = {}
+        self._pace = Pace()
+        self._just_answered = False
         self._plans: deque[PlanTimes] = deque(maxlen=PLANS_KEPT)
         self._life = 0
         self._answered = 0
@@ -57,20 +96,33 @@ class Timeline:
         if rows:
             prompt = sum(len(each.tokens) // 4 for each in rows) if prompt_rows is None else prompt_rows
             drafts = sum(each.drafts for each in rows)
-            self._flight[seq] = (kind, sum(max(1, len(each.tokens) // 4) for each in rows), prompt, drafts)
+            follows = self._just_answered or bool(self._flight)
+            self._flight[seq] = (kind, sum(max(1, len(each.tokens) // 4) for each in rows), prompt, drafts, follows)
 
-    def answered(self, seq: int, results: Sequence[Result]) -> None:
+    def answered(self, seq: int, results: Sequence[Result]) -> float:
+        """Returns the plan's share of the time in seconds; 0: unknown, or it had no rows. What is issued from here to
+        `settled` follows it."""
         plan = self._flight.pop(seq, None)
-        if plan is not None:
-            ranks = tuple((r.rank, r.began_us, max(0, r.busy_us - r.waited_us), r.waited_us) for r in results)
-            kind, rows, prompt, drafts = plan
-            drawn = sum(sample.token >= 0 for result in results[-1:] for sample in result.samples)
-            self._plans.append(PlanTimes(self._life, seq, kind, rows, prompt, ranks, drafts, drawn))
-            self._answered += 1
+        self._just_answered = plan is not None
+        if plan is None:
+            return 0.0
+        ranks = tuple((r.rank, r.began_us, max(0, r.busy_us - r.waited_us), r.waited_us) for r in results)
+        kind, rows, prompt, drafts, follows = plan
+        drawn = sum(sample.token >= 0 for result in results[-1:] for sample in result.samples)
+        times = PlanTimes(self._life, seq, kind, rows, prompt, ranks, drafts, drawn)
+        times = replace(times, seconds=self._pace.seconds(times, follows))
+        self._plans.append(times)
+        self._answered += 1
+        return times.seconds
+
+    def settled(self) -> None:
+        """All that follows the last answer at once was issued."""
+        self._just_answered = False
 
     def lost(self) -> None:
         """The fleet's life ended."""
         self._flight.clear()
+        self._just_answered = False
         self._life += 1
 
     def recent(self) -> tuple[PlanTimes, ...]:
