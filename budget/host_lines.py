@@ -102,11 +102,11 @@ def plan_log_bytes(
     """Shared memory of the plan log and of each rank's report ring, reserved when the fleet starts.
 
     `context` is the longest request in tokens, `groups` how many page tables it has: one, and one for each window;
-    `drafts` the most of a round. The
+    `drafts` the most of a round, which stays within the context and answers with a token for each of them more. The
     slots are made for the largest plan and the largest result that these limits allow (the same sums as the
     scheduler's).
     """
-    lane_pages = _parts(context + drafts, PAGE)
+    lane_pages = _parts(context, PAGE)
     newcomers = 2 * (4 * context + 64 * 1024)
     plan = newcomers + 64 * running + 4 * chunk + 4 * running * (1 + lane_pages) * groups + 4096
     samples = running * (1 + drafts)

@@ -1,8 +1,10 @@
 """What rounds of drafting have brought: drafts, and how many of them were drawn, of one sequence or of many. Pure.
 
 A *round* drafts k tokens and checks them in one plan; it emits one token more than it accepts. So the accept length,
-tokens emitted per round, is 1 + accepted / rounds. A round counts with the tokens that its reader was given: what was
-drawn behind an end token is nobody's.
+tokens emitted per round, is 1 + accepted / rounds. A round counts with the tokens that the engine gave its stream: what
+was drawn behind an end token is nobody's. A stop string is found later, in the text that the
+server makes of the stream: tokens behind it, of the round that brought it and of any that was on its way, are counted
+here and shown to nobody. So `1 + accepted` of all rounds may be a few more than the tokens of an answer that ended so.
 """
 
 from __future__ import annotations

@@ -24,10 +24,11 @@ def new_lanes_bytes_limit(limits: EngineLimits) -> int:
 
 
 def plan_bytes_limit(limits: EngineLimits) -> int:
-    """Upper bound of an encoded plan: newcomers (one may come above the bound), row records, tokens, page tables."""
+    """Upper bound of an encoded plan: newcomers (one may come above the bound), row records, tokens, page
+    tables. Drafts add nothing: a round stays within the context."""
     largest_newcomer = 4 * limits.context + 64 * 1024
     row_records = 64 * limits.running
-    pages = 4 * limits.running * (1 + pages_for(limits.context + limits.most_drafts)) * len(limits.groups)
+    pages = 4 * limits.running * (1 + pages_for(limits.context)) * len(limits.groups)
     ordinary = new_lanes_bytes_limit(limits) + largest_newcomer + row_records + 4 * limits.chunk + pages + 4096
     return max(ordinary, flip_bytes_limit(limits))
 

@@ -232,7 +232,7 @@ class Drafting:
         return Drafted(starts=self._starts)
 
     def count(self, of: Drafted, drafts: int, emitted: int) -> None:
-        """A round of a sequence gave its reader so many tokens, at least one."""
+        """A round of a sequence gave its stream so many tokens, at least one."""
         accepted = emitted - 1
         of.counts.count(drafts, accepted, carried=of.carried)
         self._counts.count(drafts, accepted, carried=of.carried, first=of.fresh)

@@ -510,10 +510,11 @@ def test_rings_hold_the_largest_round(drafts: int) -> None:
     entry = Logprobs(150_000, -1.2345678, top)
     samples = tuple(Sample(lane, 2**40, 100_000 + n, 150_000, entry) for lane in range(64) for n in range(1 + drafts))
     assert len(codec.encode(Result(0, 2**40, 9, samples=samples))) < result_bytes_limit(sizes)
-    pages = pack_ints([2**30] * (1 + (256 + drafts) // PAGE_LEN))
+    pages = pack_ints([2**30] * (1 + 256 // PAGE_LEN))
     rows = tuple(LaneRows(lane, 2**40, 255, pack_ints([1]), pages, True, drafts=drafts) for lane in range(64))
     plan = Plan(2**40, 9, PlanKind.DECODE, 1, rows=rows)
     assert len(codec.encode(plan)) < plan_bytes_limit(sizes)
+    assert plan_bytes_limit(sizes) == plan_bytes_limit(limits(flip=flip_limits(), running=64)), "no page beyond the end"
 
 
 def test_a_plan_takes_from_the_end_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
