@@ -427,7 +427,8 @@ class Layouts(Protocol):
         ...
 
     def not_ready(self, name: str) -> str:
-        """Why the weights of layout `name` cannot be filled in now (its image is still on its way); empty: they can."""
+        """Why the weights of layout `name` cannot be filled in now (its image is still on its way); empty: they can. To
+        ask is to want them: an image that did not come is tried again, not too often."""
         ...
 
     def run_bytes(self, name: str, runs: PoolRuns) -> int:

@@ -13,15 +13,21 @@ decayed file is never filled in, and the rank says no to a flip, with the reason
 
 Where the disk is full the image stays in memory beside the other one, serving goes on, and `memory_lines` shows it.
 Without a folder both stay there from the beginning.
+
+An image that does not come back is not given up: a flip that asks for it is told why, and has it tried again, no sooner
+than `RETRY_FIRST_S` after it failed, and after each further failure twice as long, up to `RETRY_MOST_S`. Where nobody
+wants to flip nothing is tried.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import os
 import struct
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import byref, c_int32
 from pathlib import Path
@@ -35,7 +41,9 @@ from backends.cpu.pieces import Int64s, Pieces
 from backends.cpu.stored import StoredWeight, StoredWeights
 
 PIECE = 8 << 20
-"""Bytes of one read or write: how finely a promotion says how far it is, and how soon it ends at a close."""
+"""Bytes of one read or write: how finely a promotion says how far it is, and how soon a close ends it, or a write."""
+RETRY_FIRST_S, RETRY_MOST_S = 5.0, 600.0
+"""Between a promotion that failed and the next try."""
 MAGIC = b"homeserve image\0"
 _TRAILER = struct.Struct("<16s Q Q 32s 32s")
 """Magic, bytes, digest, layout, identity."""
@@ -46,6 +54,10 @@ At = Callable[[str], bool]
 
 class ImageFault(Exception):
     """A file is not the image that it should be."""
+
+
+class RankEnds(Exception):
+    """What a rank that is closed was about need not be ended."""
 
 
 def identity_of(rank: int, ranks: int, name: str, weights: Sequence[StoredWeight]) -> bytes:
@@ -75,19 +87,21 @@ class Image:
         return _TRAILER.pack(MAGIC, self.size, self.digest, self.name.encode(), self.identity)
 
 
-def write_image(image: Image, address: int, path: Path, at: At) -> None:
+def write_image(image: Image, address: int, path: Path, at: At, goes_on: Callable[[], None]) -> None:
     """Write `image`, whose bytes lie at `address`, to `path`; nothing has that name before all is on the disk. Raises
-    OSError, and leaves no file."""
+    OSError, and whatever `goes_on` raises, which is called before each piece; no file is left then."""
     temporary = path.with_suffix(".part")
     view = _view(address, image.size)
     try:
         with open(temporary, "wb", buffering=0) as file:
             half = image.size // 2 // PIECE * PIECE
             for first in range(0, image.size, PIECE):
+                goes_on()
                 piece = view[first : first + PIECE]
                 if first == half and at("spill"):
                     piece = memoryview(bytes([piece[0] ^ 1]) + bytes(piece[1:]))
                 _write(file.fileno(), piece)
+            goes_on()
             _write(file.fileno(), memoryview(image.trailer))
             os.fsync(file.fileno())
             _forget(file.fileno())
@@ -198,6 +212,12 @@ class ImageSource:
         self._arriving = 0
         """Bytes of memory that it comes to."""
         self._failed: dict[str, str] = {}
+        """Layout -> why its image did not come back."""
+        self._failures = 0
+        """In a row,"""
+        self._again_at = 0.0
+        """and when the next try may be, by `_clock`."""
+        self._clock: Callable[[], float] = time.monotonic
 
     # ------------------------------------------------------------------------------------------------- as a source
 
@@ -220,25 +240,35 @@ class ImageSource:
         return image.size, pieces.pack(self._library, self._team, arena)
 
     def not_ready(self, name: str) -> str:
+        """To ask for an image that failed to come back has it tried again, once it is time."""
         with self._lock:
-            image = self._images[name]
-            if name in self._failed:
-                return f"the image of the {name} layout is not in memory: {self._failed[name]}"
-            if name in self._coming:
-                return f"promotion of the image of the {name} layout: {self._coming[name]} of {image.size} bytes"
-            return "" if image.where is not None else f"the image of the {name} layout is on its way out of memory"
+            image, why, wait_s = self._images[name], self._failed.get(name, ""), self._again_at - self._clock()
+            coming, there = self._coming.get(name), image.where is not None
+        if why:
+            if wait_s <= 0:
+                self._bring()
+            again = f"not tried again for {math.ceil(wait_s)} s" if wait_s > 0 else "it is tried again now"
+            return f"the image of the {name} layout is not in memory: {why}; {again}"
+        if coming is not None:
+            return f"promotion of the image of the {name} layout: {coming} of {image.size} bytes"
+        return "" if there else f"the image of the {name} layout is on its way out of memory"
 
     def activated(self, name: str) -> None:
         """Have every other image come to memory, and this one leave it, in the background."""
+        self._active, self._failures = name, 0
+        self._bring()
+
+    def _bring(self) -> None:
         self._join()
-        absent = [image for image in self._images.values() if image.name != name and image.where is None]
+        absent = [image for image in self._images.values() if image.name != self._active and image.where is None]
         if not absent or self._folder is None:
             return
         with self._lock:
             self._coming = {image.name: 0 for image in absent}
             self._failed = {}
-        self._worker = threading.Thread(target=self._change_places, args=(name, absent), name="images", daemon=True)
-        self._worker.start()
+        work = threading.Thread(target=self._change_places, args=(self._active, absent), name="images", daemon=True)
+        self._worker = work
+        work.start()
 
     def memory_lines(self) -> Mapping[str, int]:
         """A second image in memory is one that could not be written: the line says so."""
@@ -286,8 +316,13 @@ class ImageSource:
             self._leave(self._images[active])
             for image in absent:
                 self._come(image)
+            self._failures = 0
+        except RankEnds:
+            pass  # nobody will ask for it
         except Exception as error:  # noqa: BLE001  the edge of a thread: it is told by `not_ready`
             with self._lock:
+                self._again_at = self._clock() + min(RETRY_FIRST_S * 2**self._failures, RETRY_MOST_S)
+                self._failures += 1
                 for image in absent:
                     if image.where is None:
                         self._failed[image.name] = f"{type(error).__name__}: {error}"
@@ -335,9 +370,13 @@ class ImageSource:
         finally:
             self._library.hs_team_destroy(team)
 
-    def _told(self, image: Image, done: int) -> None:
+    def _goes_on(self) -> None:
+        """Raises RankEnds."""
         if self._closing.is_set():
-            raise ImageFault("the rank ends")
+            raise RankEnds
+
+    def _told(self, image: Image, done: int) -> None:
+        self._goes_on()
         with self._lock:
             self._coming[image.name] = done
 
@@ -347,7 +386,7 @@ class ImageSource:
             return False
         path = self._folder / f"weights-rank{self._rank}-{image.name}.image"
         try:
-            write_image(image, address, path, self._at)
+            write_image(image, address, path, self._at, self._goes_on)
         except OSError as error:
             image.why_not_written = f"{path} cannot be written: {error.strerror}"
             self._tell(_stays(image))

@@ -62,7 +62,7 @@ class Source(Protocol):
         ...
 
     def not_ready(self, name: str) -> str:
-        """Why `fill` cannot be called now; empty: it can."""
+        """Why `fill` cannot be called now; empty: it can. Whoever asks wants to: what has failed may be tried again."""
         ...
 
     def activated(self, name: str) -> None:

@@ -15,6 +15,7 @@ from flip_rig import OTHER, Flipping, copy_home
 from ranks import Group, over_memory
 
 from backends.base import Backend, OpenOptions, WeightHome
+from backends.cpu import images
 from backends.registry import open_backend
 
 ALMOST_NOTHING = 64 * 1024
@@ -198,3 +199,85 @@ def test_a_spoilt_promotion_is_not_ready(acts: Callable[[int], Group], tmp_path:
     turned(ranks)
     assert all("came back with the digest" in layouts.not_ready("pipeline") for layouts in ranks.layouts)
     ranks.close()
+
+
+def test_an_image_that_did_not_come_back_is_tried_again_by_a_flip_that_asks(
+    acts: Callable[[int], Group], tmp_path: Path
+) -> None:
+    """Later each time; and when it comes, flips go on as ever."""
+    ranks = with_images(acts, tmp_path)
+    ranks.run([(0, 0, PROMPT)])
+    layouts = ranks.layouts[0]
+    source, now = layouts._source, [1000.0]
+    source._clock = lambda: now[0]
+    file = tmp_path / "weights-rank0-pipeline.image"
+    file.rename(tmp_path / "away")
+    ranks.flip({0: len(PROMPT)})
+    source.settled()
+
+    def asked() -> str:
+        why = layouts.not_ready("pipeline")
+        assert "No such file" in why, why
+        source.settled()
+        return why
+
+    for wait_s in (5, 10, 20):
+        now[0] += wait_s - 1
+        for _ in range(2):
+            assert asked().endswith("not tried again for 1 s") and source._worker is None
+        now[0] += 1
+        assert asked().endswith("it is tried again now")
+    now[0] += 40
+    (tmp_path / "away").rename(file)
+    assert asked().endswith("it is tried again now")
+    assert not layouts.not_ready("pipeline") and len(image_bytes(ranks)) == 2 and all(image_bytes(ranks))
+    for _ in range(3):
+        ranks.flip({0: len(PROMPT)})
+        source.settled()
+    file.unlink()
+    now[0] += 1000
+    ranks.flip({0: len(PROMPT)})
+    source.settled()
+    assert asked().endswith("not tried again for 5 s"), "what went before is forgotten"
+    ranks.close()
+
+
+@pytest.mark.parametrize("step", ["spill", "promote"])
+def test_a_rank_that_ends_waits_for_no_image(
+    acts: Callable[[int], Group], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Neither for the rest of one that it writes nor for that of one that it reads, and it leaves no file."""
+    monkeypatch.setattr(images, "PIECE", 4096)
+    pieces: list[str] = []
+    told: list[str] = []
+    ending: list[images.ImageSource] = []
+
+    def at(of: str) -> bool:
+        if ending and of == step:  # half of it is done
+            for source in ending:
+                source._closing.set()
+            pieces.clear()
+        return False
+
+    def counted(of: str) -> Callable[..., None]:
+        does = getattr(images, of)
+        return lambda *given: (pieces.append(of), does(*given))[1]
+
+    for name in ("_write", "_read"):
+        monkeypatch.setattr(images, name, counted(name))
+
+    def home(rank: int, ranks: int, whole: object, fd: int) -> WeightHome:
+        return WeightHome("images", rank, ranks, folder=str(tmp_path), at=at, tell=told.append)
+
+    ranks = Flipping("llama", (1, 1), acts(2), cpu_rank, home)
+    ending.append(ranks.layouts[0]._source)
+    layouts = ranks.layouts[0]
+    layouts.release()
+    layouts.map("tensor")
+    layouts.refill("tensor")
+    layouts.activate("tensor")
+    layouts._source.settled()
+    assert len(pieces) <= 1 and not told, (pieces, told)
+    assert not list(tmp_path.glob("*.part"))
+    ranks.close()
+    assert not list(tmp_path.iterdir())
