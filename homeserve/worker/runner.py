@@ -118,8 +118,8 @@ class Runner:
 
     @staticmethod
     def _census(loaded: Loaded) -> tuple[PoolCensus, ...]:
-        """What the lanes address. Rows of the drafting block lie at the kv pool's slots, which are counted once: `draft`
-        is on the ranks that have the block, with the same numbers."""
+        """What the lanes address. Rows of the drafting block lie at the kv pool's slots, which are counted once: the
+        pool `draft` is told by ranks that have the block, with the same numbers."""
         pools = ("kv", "draft") if loaded.sides[loaded.layouts.active].drafting_block else ("kv",)
         return tuple(PoolCensus(pool, loaded.kv_slots, loaded.lanes.occupied()) for pool in pools)
 
