@@ -33,8 +33,8 @@ behind a change of what is asked, and PROBE_SHARE after that. Without measured t
 ratio needs both of its sides.
 
 A round that ends a life. What drafts may be what a fault needs to show itself. A sequence that was in a round when a
-worker was lost is barred from drafting for good, and with the second life lost in a round (`LIVES`) drafting is off for
-this server, whose status says why (`off_because`).
+worker was lost is barred from drafting for good, and with the second life lost in a round (`LIVES`), fewer than
+`SOUND_ROUNDS` behind the first, drafting is off for this server, whose status says why (`off_because`).
 
 The choice has no part in what is drawn: an answer is the same with any number of drafts (layouts-and-flip, "verify by
 drawing"). Pure: times come from the results of plans.
@@ -70,7 +70,9 @@ PURSE = 1.0
 LEAST_GAIN = 0.01
 """Tokens that a draft must add on average to be thought of at all."""
 LIVES = 2
-"""Lives of the ranks that end in a round, with which drafting ends too."""
+"""Lives of the ranks that end in a round, with which drafting ends too,"""
+SOUND_ROUNDS = 1000
+"""unless so many rounds have come back in between."""
 
 
 class _Places:
@@ -182,7 +184,7 @@ class Drafting:
         self._costs: dict[str, DraftCosts] = {}
         self._purse = PURSE
         self._starts = _Starts()
-        self._lives = 0
+        self._lives = self._sound = 0
         self.off_because = ""
         """Why nothing is drafted any more; empty as long as something may be."""
 
@@ -237,10 +239,12 @@ class Drafting:
         of.counts.count(drafts, accepted, carried=of.carried)
         self._counts.count(drafts, accepted, carried=of.carried, first=of.fresh)
         of.fresh = False
+        self._sound += 1
 
     def lost(self, why: str) -> None:
         """A life of the ranks ended in a round, for `why`."""
-        self._lives += 1
+        self._lives = 1 if self._sound >= SOUND_ROUNDS else self._lives + 1
+        self._sound = 0
         if self._lives == LIVES:
             self.off_because = f"{LIVES} times a worker was lost while it drafted; the last time: {why}"
 

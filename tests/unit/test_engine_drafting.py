@@ -23,6 +23,7 @@ from homeserve.engine.decoding import BadRound
 from homeserve.engine.request import FinishReason, GenerateCall
 from homeserve.engine.sequence import Sequence
 from homeserve.engine.sizes import plan_bytes_limit, result_bytes_limit
+from homeserve.engine.speculation import SOUND_ROUNDS, Drafting
 from homeserve.engine.states import SPACING
 from homeserve.wire import codec
 from homeserve.wire.records import LaneRows, Logprobs, Plan, PlanKind, Result, Sample, Sampling, pack_ints
@@ -330,6 +331,19 @@ def test_with_the_second_life_lost_in_a_round_drafting_is_off(adapts: bool) -> N
     assert all(trace.finish[call.key] is FinishReason.LENGTH for call in calls)
     because = "2 times a worker was lost while it drafted; the last time: rank 0 was killed"
     assert trace.scheduler.drafting.off_because == because
+
+
+@pytest.mark.parametrize(("rounds", "off"), [(SOUND_ROUNDS - 1, True), (SOUND_ROUNDS, False)])
+def test_losses_with_many_sound_rounds_between_them_are_no_reason_to_stop_drafting(rounds: int, off: bool) -> None:
+    drafting = Drafting(3)
+    sequence = drafting.begin()
+    for _ in range(3):
+        drafting.lost("rank 0 was killed")
+        if drafting.off_because:
+            break
+        for _ in range(rounds):
+            drafting.count(sequence, 3, 2)
+    assert bool(drafting.off_because) == off
 
 
 def test_a_loss_from_outside_bars_no_drafts() -> None:
