@@ -154,7 +154,7 @@ class StatePart:
 @dataclass(frozen=True)
 class Limits:
     """The most that one `Batch` may hold: rows, rows with logits, lanes, pages of one lane, rows of lanes whose states
-    are held (0: none ever are)."""
+    are held (0: none ever are; of a program without a step of drafting none are)."""
 
     rows: int
     logit_rows: int

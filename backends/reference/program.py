@@ -93,6 +93,7 @@ class ReferenceProgram:
         self.states = States(states, dtype)
         self._acts = None if collective is None else Exchanges(collective, dtype)
         self._held = Held()
+        self._held_rows = limits.held_rows if self.draft_ops else 0
         self._step_before: Buffers = {}
 
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
@@ -153,8 +154,7 @@ class ReferenceProgram:
     def memory_lines(self) -> Mapping[str, int]:
         rows = self.limits.rows * self.dtype.itemsize
         widths = {buffer.name: buffer.width for op in (*self.ops, *self.draft_ops) for buffer in _written(op)}
-        held_rows = self.limits.held_rows if self.draft_ops else 0
-        kept = held_rows * kept_elements(self.ops) * self.dtype.itemsize
+        kept = self._held_rows * kept_elements(self.ops) * self.dtype.itemsize
         return {
             "weights": sum(array.nbytes for array in self.weights.values()),
             "kv": self.pools.nbytes(),
@@ -181,7 +181,7 @@ class ReferenceProgram:
         assert len(batch.slots) == len(batch.tables), "slots and tables of other numbers of KV groups"
         places = [int(batch.hold[lane]) + row for lane, rows in held_rows(batch).items() for row in range(rows)]
         assert len(set(places)) == len(places), "two rows are held at one place"
-        assert max(places, default=-1) < self.limits.held_rows, "more rows are held than bind was told"
+        assert max(places, default=-1) < self._held_rows, "more rows are held than bind was told"
 
     def _check_chain(self, batch: Batch) -> None:
         """Raises ValueError for rows that the step before, if there was one since the last run, did not have."""

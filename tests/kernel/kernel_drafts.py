@@ -38,6 +38,7 @@ from backends.base import (
     StateLayer,
     StatePool,
     Weight,
+    Zero,
 )
 from backends.cpu.backend import CpuProgram
 from backends.cpu.memory import floats_at
@@ -71,6 +72,11 @@ class Net:
     @property
     def state(self) -> StateLayer:
         return StateLayer(self.channels, self.kernel, self.value_heads, self.key_dim, self.value_dim)
+
+
+def with_a_step(ops: Sequence[Op]) -> list[Op]:
+    """Ops of a program that may hold rows, because it has a step of drafting: one that does nothing."""
+    return [*ops, DraftStep(), Zero(Buffer("nothing", 1))]
 
 
 def random_net(random: np.random.Generator) -> Net:

@@ -12,7 +12,7 @@ import kernel_drafts as drafts
 import kernel_rig as rig
 import numpy as np
 import pytest
-from kernel_drafts import HELD, LANES, SLOTS, Hybrid, Net, batch, floats_of, hybrid, state_bits
+from kernel_drafts import HELD, LANES, SLOTS, Hybrid, Net, batch, floats_of, hybrid, state_bits, with_a_step
 
 from backends.acts import ActShape, PeerLate, make_memory
 from backends.base import (
@@ -21,7 +21,6 @@ from backends.base import (
     DraftStep,
     JoinHidden,
     Limits,
-    Op,
     PoolParts,
     PoolRuns,
     RopeStore,
@@ -148,7 +147,7 @@ def test_a_held_run_that_raises_half_way_leaves_all_state_bytes(level: str) -> N
         limits = Limits(64, 64, LANES, drafts.LANE_PAGES, HELD)
         own = ops if first == 0 else [*ops[:at], ops[-1], ops[at]]
         program = rig.backend(level).bind(
-            own, model.views, rig.NO_KV, limits, lambda *_: None, model.states, collective=acts
+            with_a_step(own), model.views, rig.NO_KV, limits, lambda *_: None, model.states, collective=acts
         )
         before = floats_of(program, "state")
         before[:] = np.random.default_rng(first).standard_normal(before.size)
@@ -306,7 +305,7 @@ def test_parts_of_states_that_ranks_hold_together(level: str, ranks: int, tiled:
         own = Net(keys[rank], 3 * keys[rank], 9, 21, 4, tiled)
         model = Hybrid([own], edges[-1], edges[rank], edges[rank + 1], seed=rank)
         parts = PoolParts(pools, (), (StatePart(1, sum(keys[:rank])), StatePart(0, edges[rank])))
-        ops = [op for op in model.step if not isinstance(op, RopeStore)]
+        ops = with_a_step([op for op in model.step if not isinstance(op, RopeStore)])
         limits = Limits(64, 64, LANES, drafts.LANE_PAGES, HELD)
         program = device.bind(ops, model.views, rig.NO_KV, limits, lambda *_: None, model.states, parts=parts)
         alone = device.bind(ops, model.views, rig.NO_KV, limits, lambda *_: None, model.states)
@@ -394,7 +393,7 @@ def test_a_row_stands_beside_the_row_before_it(level: str, seed: int, threads: i
     feeds = [rig.feed(name, random.standard_normal((drafts.TOKENS, width)).astype(np.float32)) for name in "ab"]
     out = Buffer("out", 2 * (end - first))
     join = JoinHidden(feeds[0][2], feeds[1][2], out, 0, first, end)
-    ops: list[Op] = [feeds[0][0], feeds[1][0], join]
+    ops = with_a_step([feeds[0][0], feeds[1][0], join])
     views = {view.name: view for _, view, _ in feeds}
     states = StatePool((StateLayer(end - first, 2, 0, 0, 0),), 6)
     limits = Limits(64, 64, LANES, drafts.LANE_PAGES, HELD)
@@ -560,10 +559,14 @@ def test_an_exchange_of_a_step_of_drafting_that_fails_is_named(level: str) -> No
 
 
 def test_a_program_without_the_mark_drafts_nothing(level: str) -> None:
+    """And keeps no rows, whatever limits it has: those of another layout, which drafts."""
     model = hybrid(2)
     program = model.bind(level, ops=model.step)
     with pytest.raises(ValueError, match="no step of drafting"):
         program.draft(batch((1, 7, 1), chain=(-1,)))
+    assert "drafts" not in program.memory_lines()
+    with pytest.raises(ValueError):
+        program.run(batch((1, 7, 2), hold={1: 0}))
     program.close()
 
 
