@@ -93,8 +93,9 @@ class ReferenceProgram:
         self.states = States(states, dtype)
         self._acts = None if collective is None else Exchanges(collective, dtype)
         self._held = Held()
-        self._held_rows = limits.held_rows if self.draft_ops else 0
         self._step_before: Buffers = {}
+        self._drafted = 0
+        """Rows of the step of drafting before, if there was one since the last run."""
 
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
         """The logits. `[0, 0]` on a rank that sends its rows on: its ops do not know the vocabulary."""
@@ -104,7 +105,7 @@ class ReferenceProgram:
         """Execute every op up to the mark, starting from the buffers `given` (a previous rank's residual). Gives all
         buffers."""
         self._check(batch)
-        self._step_before = {}
+        self._step_before, self._drafted = {}, 0
         self._held, held = Held(), Held(held_rows(batch))
         buffers: Buffers = {name: np.array(values, dtype=self.dtype) for name, values in given.items()}
         self._run_ops(self.ops, batch, buffers, held)
@@ -116,10 +117,10 @@ class ReferenceProgram:
         self._check(batch)
         self._check_chain(batch)
         buffers: Buffers = {}
-        step_before, self._step_before = self._step_before, {}
+        step_before, self._step_before, self._drafted = self._step_before, {}, 0
         self._run_ops(self.draft_ops, batch, buffers, Held(), step_before)
         chained = {op.right.name for op in self.draft_ops if isinstance(op, JoinHidden) and op.chained}
-        self._step_before = {name: buffers[name] for name in chained}
+        self._step_before, self._drafted = {name: buffers[name] for name in chained}, len(batch.tokens)
         return _logits(self.draft_ops, buffers)
 
     def accept(self, kept: Sequence[tuple[int, int]]) -> None:
@@ -154,7 +155,8 @@ class ReferenceProgram:
     def memory_lines(self) -> Mapping[str, int]:
         rows = self.limits.rows * self.dtype.itemsize
         widths = {buffer.name: buffer.width for op in (*self.ops, *self.draft_ops) for buffer in _written(op)}
-        kept = self._held_rows * kept_elements(self.ops) * self.dtype.itemsize
+        held_rows = self.limits.held_rows if self.draft_ops else 0
+        kept = held_rows * kept_elements(self.ops) * self.dtype.itemsize
         return {
             "weights": sum(array.nbytes for array in self.weights.values()),
             "kv": self.pools.nbytes(),
@@ -181,11 +183,11 @@ class ReferenceProgram:
         assert len(batch.slots) == len(batch.tables), "slots and tables of other numbers of KV groups"
         places = [int(batch.hold[lane]) + row for lane, rows in held_rows(batch).items() for row in range(rows)]
         assert len(set(places)) == len(places), "two rows are held at one place"
-        assert max(places, default=-1) < self._held_rows, "more rows are held than bind was told"
+        assert max(places, default=-1) < self.limits.held_rows, "more rows are held than bind was told"
 
     def _check_chain(self, batch: Batch) -> None:
         """Raises ValueError for rows that the step before, if there was one since the last run, did not have."""
-        before = max((len(rows) for rows in self._step_before.values()), default=0)
+        before = self._drafted
         if ((batch.chain < -1) | (batch.chain >= before)).any():
             raise ValueError(f"a chain of rows {batch.chain.tolist()} behind a step of drafting of {before}")
 
