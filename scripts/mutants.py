@@ -25,11 +25,13 @@ BIN = Path(sys.executable).parent
 TREES = ("homeserve", "backends", "budget", "cuda_kernels", "hip_kernels", "scripts", "tests")
 FILES = ("pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE")
 NATIVE = (".cpp", ".cc", ".c", ".h", ".hpp", "CMakeLists.txt")
+QUICK_S = 120
+"""Of a sample: the longest that a mutant's test may take; and nothing is compiled for it, which takes minutes."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sample", type=int, help="try this many, drawn by the seed")
+    parser.add_argument("--sample", type=int, help="try this many, drawn by the seed from those that are quick")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-k", metavar="WORD", default="", help="only those whose patch or test has this in its name")
     parser.add_argument("names", nargs="*", help="only these patches")
@@ -55,9 +57,16 @@ def choose(names: list[str], sample: int | None, seed: int, word: str = "") -> l
     mutants = [mutant for mutant in mutants if word in mutant["patch"] or word in mutant["test"]]
     if names:
         return [mutant for mutant in mutants if mutant["patch"] in names or Path(mutant["patch"]).stem in names]
-    if sample is not None and sample < len(mutants):
-        return random.Random(seed).sample(mutants, sample)
-    return list(mutants)
+    if sample is None:
+        return list(mutants)
+    quick = [mutant for mutant in mutants if float(str(mutant["timeout_s"])) <= QUICK_S and not needs_compiler(mutant)]
+    return random.Random(seed).sample(quick, min(sample, len(quick)))
+
+
+def needs_compiler(mutant: dict[str, object]) -> bool:
+    patch = ROOT / "tests" / "mutants" / str(mutant["patch"])
+    touched = [line[6:] for line in patch.read_text().splitlines() if line.startswith("+++ b/")]
+    return any(name.endswith(NATIVE) for name in touched)
 
 
 def try_mutant(mutant: dict[str, object]) -> tuple[str, str]:
@@ -70,8 +79,7 @@ def try_mutant(mutant: dict[str, object]) -> tuple[str, str]:
         done = run(["git", "apply", "--unsafe-paths", "--whitespace=nowarn", str(patch)], copy, 60)
         if done is None or done[0] != 0:
             return "broken", f"the patch does not apply:\n{done[1] if done else 'git hung'}"
-        touched = [line[6:] for line in patch.read_text().splitlines() if line.startswith("+++ b/")]
-        if any(name.endswith(NATIVE) for name in touched):
+        if needs_compiler(mutant):
             built = build(copy)
             if built is None or built[0] != 0:
                 return "broken", f"the mutant does not compile:\n{built[1] if built else 'the build hung'}"
