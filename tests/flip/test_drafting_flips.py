@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from box import Box, Run
 from flip_fleet import LANES, Play, poison
-from load import AT_ONCE, SIZES, STAYS, Answer, Ask, Client, Compared, counting, reference, stopped
+from load import AT_ONCE, SIZES, STAYS, Answer, Ask, Client, Compared, counting, dealt, reference, stopped
 
 from backends.cpu.held import HeldStore
 from homeserve import checkpoint as checkpoints
@@ -206,9 +206,9 @@ class Load:
         while self.compared.answers.total() < end:
             await asyncio.sleep(0.01)
 
-    async def one(self, client: Client, draw: random.Random) -> None:
+    async def one(self, client: Client, turns: Iterator[int]) -> None:
         while not self.over:
-            at = draw.randrange(len(self.asks))
+            at = next(turns)
             answer = await client.ask(self.asks[at])
             self.compared.add(self.asks[at], self.known[at], answer)
             self.crossed[answer.crossed] += answer.whole
@@ -238,11 +238,12 @@ async def flipped(
     """Flips there and back under the load until there were enough; the status behind it. It stays a moment in each
     layout, and where it drafts until there were so many answers."""
     draw = random.Random(SEED)
+    turns = dealt(draw, range(len(load.asks)))
     records: list[dict[str, Any]] = []
     async with Client(run) as client, asyncio.timeout(LIMIT_S):
         async with asyncio.TaskGroup() as group:
-            for at in range(AT_ONCE):
-                group.create_task(load.one(client, random.Random(f"{SEED} {at}")))
+            for _ in range(AT_ONCE):
+                group.create_task(load.one(client, turns))
             while not enough(records):
                 for to in ("tensor", "pipeline"):
                     await asyncio.sleep(draw.uniform(0.02, 0.2))
