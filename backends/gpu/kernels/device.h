@@ -33,9 +33,14 @@
 //     load_once(p)                    load128 of memory that nobody reads a second time (weights)
 //     atomic_add(p, v)                float, int, u32, u64 in global or block memory; returns what was there
 //     float_bits(f)  bits_float(u)
-//     exp_, log_, sqrt_, tanh_, rsqrt_, pow_(x, y), sin_, cos_, floor_, round_ (to nearest even), abs_, fma_, min_, max_
-//                                     of floats, at full single precision: no approximate units without need
+//     sqrt_, floor_, round_ (to nearest even), abs_, fma_, min_, max_        of floats, rounded once
 // and UNROLL stands before a loop whose count is a constant.
+//
+// functions.h adds exp_, log_, tanh_, rsqrt_, pow_(x, y), sin_, cos_, the same for all: at full single precision, no
+// approximate units.
+//
+// Every compiler is told not to join products and sums by itself (-fmad=false, -ffp-contract=off), so that variants of a
+// kernel give the same bits: where a fused multiply-add is wanted, and in a hot loop it is, fma_ is written.
 #pragma once
 
 typedef signed char i8;
@@ -61,6 +66,8 @@ struct alignas(16) Words4 { u32 x, y, z, w; };
 #else
 #define UNROLL _Pragma("unroll")
 #endif
+
+#include "functions.h"
 
 constexpr int PAGE = 16;   // slots of a KV page
 
