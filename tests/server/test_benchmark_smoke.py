@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 BENCH = Path(__file__).parents[2] / "scripts" / "benchmarks" / "bench.py"
+COUNTER = Path(__file__).parents[1] / "data" / "counter.gguf"
 TESTS = ("pp512", "ttft512", "tg@0", "conc8")
 LIMITS = ("read_gb_s", "int16_gop_s", "int8_gop_s")
 COLUMNS = "date,commit,device,command,engine,version,isa,settings,model,quant,threads,test,unit,run,value"
@@ -24,7 +25,7 @@ ROW = {"engine", "version", "isa", "settings", "model", "quant", "test", "unit",
 RATIO = {"test", "model", "quant", "pairs", "median", "low", "high", "goal", "met"}
 
 
-def bench(folder: Path, *arguments: str, code: int = 0, has_peer: bool = True) -> str:
+def bench(folder: Path, *arguments: str, code: int = 0, has_peer: bool = True, program: Path = BENCH) -> str:
     """What it printed."""
     peer = folder / "homeserve"
     peer.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m homeserve "$@"\n')
@@ -33,7 +34,7 @@ def bench(folder: Path, *arguments: str, code: int = 0, has_peer: bool = True) -
     given = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     environment = given | {"XDG_CACHE_HOME": str(folder / "cache")}
     with_peer = ("--peer", str(peer)) if has_peer else ()
-    command = [sys.executable, str(BENCH), *with_peer, "--no-realtime", *arguments]
+    command = [sys.executable, str(program), *with_peer, "--no-realtime", *arguments]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == code, done.stderr[-4000:]
     return done.stdout + done.stderr
@@ -115,6 +116,17 @@ def test_drafting_is_measured_without_a_peer(tmp_path: Path) -> None:
     assert [ratio["test"] for ratio in model["ratios"]] == ["draft_3", "draft_3_ms", "draft_new", "draft_counting"]
     (lengths,) = (row["median"] for row in model["rows"] if row["test"] == "draft_counting_len")
     assert 2.5 < lengths <= 4
+
+
+@pytest.mark.timeout(250)
+def test_the_load_of_the_simulation_is_played_on_real_ranks(tmp_path: Path) -> None:
+    shorter = ("--requests", "3", "--prompt-by", "128", "--answer-by", "16", "--pause-by", "0.05", "--dwell-s", "0.3")
+    wanted = (str(COUNTER), "--vocab", "256", *shorter, "--csv", "runs.csv")
+    printed = bench(tmp_path, *wanted, has_peer=False, program=BENCH.with_name("flip_trace.py"))
+    assert "| mode | makespan s | mean TTFT s |" in printed
+    rows = list(csv.DictReader((tmp_path / "runs.csv").read_text().splitlines()))
+    assert [row["mode"] for row in rows] == ["pipeline", "tensor", "auto"]
+    assert all(float(row[name]) > 0 for row in rows for name in ("makespan_s", "ttft_s", "per_token_ms", "whole_s"))
 
 
 @pytest.mark.parametrize(
