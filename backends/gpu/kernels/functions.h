@@ -9,10 +9,10 @@
 //     exp_   1      all arguments; inf above 88.72, gradual underflow to 0 below -87.3
 //     log_   1      denormals too; -inf at 0, NaN below
 //     tanh_  2
-//     sin_, cos_  2 for |x| up to 4e6: positions times frequencies of a rope. Beyond, the reduction's three parts of pi/2
+//     sin_, cos_  2 for |x| up to 2e6: positions times frequencies of a rope. Beyond, the reduction's three parts of pi/2
 //            run out of bits
-//     pow_   2      x >= 0 alone: NaN below 0
-//     rsqrt_ 1
+//     pow_   2      while the result lies in e^-16 ... e^16, 10 at the ends of the range; NaN for x < 0
+//     rsqrt_ 2
 //
 // NaN in, NaN out, so that what goes wrong in a layer is seen at its end. A product that must be rounded by itself is
 // written fma_(a, b, 0): a compiler that joins products and sums leaves that alone.
@@ -26,11 +26,12 @@ DEVICE float scale_by_power(float x, int n) {
     return x * bits_float((u32)(half + 127) << 23) * bits_float((u32)(n - half + 127) << 23);
 }
 
-DEVICE float exp_(float x) {
+// e to the x + rest, |rest| far below one.
+DEVICE float exp_of_sum(float x, float rest) {
     x = x > 89.0f ? 89.0f : x;
     x = x < -104.0f ? -104.0f : x;
     const float n = round_(x * LOG2_E);
-    const float r = fma_(n, -LN2_REST, fma_(n, -LN2, x));   // |r| <= ln 2 / 2
+    const float r = fma_(n, -LN2_REST, fma_(n, -LN2, x)) + rest;   // |r| <= ln 2 / 2
     float p = 1.99179733e-4f;
     p = fma_(p, r, 1.39461900e-3f);
     p = fma_(p, r, 8.33326485e-3f);
@@ -39,6 +40,8 @@ DEVICE float exp_(float x) {
     p = fma_(p, r, 0.5f);
     return scale_by_power(1.0f + fma_(r * r, p, r), n == n ? (int)n : 0);
 }
+
+DEVICE float exp_(float x) { return exp_of_sum(x, 0.0f); }
 
 // x = m 2^e with m in [2/3, 4/3), for x > 0 and finite.
 DEVICE float split_power(float x, float &e) {
@@ -86,7 +89,7 @@ DEVICE float tanh_(float x) {
 // x - n pi/2 with |r| <= pi/4, and n modulo 4.
 DEVICE float reduce_angle(float x, u32 &quarter) {
     const float n = round_(x * 0.636619747f);
-    float r = fma_(n, -1.57079637f, x);   // exact: both are multiples of 2^-23 while n < 4e6
+    float r = fma_(n, -1.57079637f, x);   // exact: both are multiples of 2^-23, and below 1
     r = fma_(n, 4.37113883e-8f, r);
     r = fma_(n, 1.71512451e-15f, r);
     quarter = abs_(n) < 1.0e9f ? (u32)(int)n & 3u : 0u;
@@ -133,18 +136,17 @@ DEVICE float pow_(float x, float y) {
     const float m = split_power(x, e), f = m - 1.0f, d = m + 1.0f, d_rest = m - (d - 1.0f);
     const float s = f / d, s_rest = fma_(-s, d_rest, fma_(-s, d, f)) / d;
     const float z = s * s;
-    float p = 0.117921278f;
-    p = fma_(p, z, 0.142686024f);
-    p = fma_(p, z, 0.200001687f);
-    p = fma_(p, z, 0.333333313f);
+    float p = 0.101194143f;
+    p = fma_(p, z, 0.110615283f);
+    p = fma_(p, z, 0.142868116f);
+    p = fma_(p, z, 0.199999884f);
+    p = fma_(p, z, 0.333333343f);
     const float whole = fma_(e, LN2, 0.0f), whole_rest = fma_(e, LN2, -whole);
     const float part = 2.0f * s, sum = whole + part;   // |whole| > |part|, or whole is 0
     float rest = part - (sum - whole);
     rest += fma_(e, LN2_REST, whole_rest) + 2.0f * fma_(s * z, p, s_rest);
     const float log = sum + rest, log_rest = rest - (log - sum);
     const float t = fma_(y, log, 0.0f);
-    if (t > 89.0f) return bits_float(0x7f800000u);
-    if (t < -104.0f) return 0.0f;
-    const float power = exp_(t);
-    return fma_(power, fma_(y, log_rest, fma_(y, log, -t)), power);
+    const float t_rest = fma_(y, log_rest, fma_(y, log, -t));
+    return exp_of_sum(t, abs_(t) < 104.0f ? t_rest : 0.0f);
 }
