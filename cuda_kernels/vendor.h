@@ -36,6 +36,16 @@ DEVICE u64 ballot(bool v) { return __ballot_sync(WHOLE_WARP, v); }
 
 DEVICE int dot4(int a, int b, int c) { return __dp4a(a, b, c); }
 
+// A permutation picks four of eight bytes by the low three bits of four nibbles; the fourth bit chooses between two of them.
+// So come the eight values in the order of the nibbles, two of them to each byte of `codes`, and then part.
+DEVICE void pick16(Words4 table, u32 codes, u32 &low, u32 &high) {
+    const u32 choose = 0x32103210u | (codes & 0x88888888u) >> 1;
+    const u32 first = __byte_perm(__byte_perm(table.x, table.y, codes), __byte_perm(table.z, table.w, codes), choose);
+    const u32 second = __byte_perm(__byte_perm(table.x, table.y, codes >> 16), __byte_perm(table.z, table.w, codes >> 16), choose >> 16);
+    low = __byte_perm(first, second, 0x6420);
+    high = __byte_perm(first, second, 0x7531);
+}
+
 DEVICE float half_to_float(half_t h) {
     float f;
     asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));

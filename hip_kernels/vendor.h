@@ -110,6 +110,18 @@ DEVICE int dot4(int a, int b, int c) {
 #endif
 }
 
+// A permutation picks four of eight bytes by the low three bits of the bytes of a word, those of its second operand first.
+DEVICE u32 pick_bytes(Words4 table, u32 codes) {
+    const u32 index = codes & 0x07070707u;
+    const u32 below = __builtin_amdgcn_perm(table.y, table.x, index), above = __builtin_amdgcn_perm(table.w, table.z, index);
+    return __builtin_amdgcn_perm(above, below, 0x03020100u | (codes & 0x08080808u) >> 1);
+}
+
+DEVICE void pick16(Words4 table, u32 codes, u32 &low, u32 &high) {
+    low = pick_bytes(table, codes & 0x0f0f0f0fu);
+    high = pick_bytes(table, codes >> 4 & 0x0f0f0f0fu);
+}
+
 DEVICE float half_to_float(half_t h) { return (float)__builtin_bit_cast(_Float16, h); }
 DEVICE half_t float_to_half(float f) { return __builtin_bit_cast(half_t, (_Float16)f); }
 

@@ -28,6 +28,8 @@
 //     shuffle_down(v, by)             v of lane() + by (of the last `by` lanes: their own)
 //     ballot(bool)                    u64, bit i: lane i's
 //     dot4(a, b, c)                   c + the sum of four products of signed bytes of a and b (int)
+//     pick16(table, codes, low, high) looks 4-bit codes up in a `Words4` of 16 bytes: bytes of `low` for the lower halves of the
+//                                     bytes of `codes` (u32), of `high` for their upper ones
 //     half_to_float(h)  float_to_half(f)        float_to_half rounds to nearest even
 //     load128(p)  store128(p, v)      `Words4`, 16 bytes at once; p is aligned to 16
 //     load_once(p)                    load128 of memory that nobody reads a second time (weights)

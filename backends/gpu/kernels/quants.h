@@ -112,7 +112,9 @@ struct bf16 { static constexpr int SIZE = 2; };
 #define ONE_TYPE(X, type) X(type)
 
 #if !defined(QUANT)
-#define EACH_QUANT(X) X(q4_0) X(q8_0) X(q4_k)
+#define EACH_QUANT(X)                                                                                                          \
+    X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) X(iq4_nl) X(iq4_xs) X(mxfp4) X(nvfp4)      \
+    X(tq1_0) X(tq2_0)
 #define EACH_FLOAT(X) X(f32) X(f16) X(bf16)
 #elif IS_FLOAT(QUANT)
 #define EACH_QUANT(X)
