@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -83,10 +84,12 @@ def try_mutant(mutant: dict[str, object]) -> tuple[str, str]:
             built = build(copy)
             if built is None or built[0] != 0:
                 return "broken", f"the mutant does not compile:\n{built[1] if built else 'the build hung'}"
-        command = [str(BIN / "pytest"), "-q", "-x", "-p", "no:cacheprovider", str(mutant["test"])]
+        command = [str(BIN / "pytest"), "-q", "-x", "-rfE", "-p", "no:cacheprovider", str(mutant["test"])]
         done = run(command, copy, float(str(mutant["timeout_s"])))
     if done is None:
         return "hung", f"no verdict after {mutant['timeout_s']} s"
+    if done[0] == 1 and not re.search(r"^(FAILED|ERROR) ", done[1], flags=re.MULTILINE):
+        return "broken", f"the run failed, but no test did:\n{done[1]}"
     return {0: "green", 1: "red"}.get(done[0], "broken"), done[1]
 
 

@@ -34,7 +34,7 @@ FOLDERS = {
 }
 FOLDER_LIMIT_S = {"fast": 600, "full": 1500, "slow": 3 * 3600}
 """The longest that one folder may take; a hang of pytest itself ends here."""
-SPREAD = ("contract", "unit")
+SPREAD = ("contract", "unit", "kernel", "model")
 """Folders whose tests run in two processes side by side: they start no others and measure nothing. All else has the
 machine to itself."""
 MUTANT_SAMPLE = 3
@@ -105,6 +105,7 @@ def run_folder(folder: str, tier: str, seed: int, extra: list[str], run: Run) ->
         command = [str(BIN / "pytest"), f"tests/{folder}", f"--hypothesis-seed={seed}", "--durations=5", "-q", *extra]
         if folder in SPREAD and not extra:
             command.append("--numprocesses=2")
+            env |= dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1")
         try:
             code = subprocess.run(command, cwd=ROOT, env=env, timeout=FOLDER_LIMIT_S[tier], check=False).returncode
         except subprocess.TimeoutExpired:

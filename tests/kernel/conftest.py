@@ -21,12 +21,13 @@ import kernel_simde as simde
 
 LEVELS = ("baseline", "avx2", "avx512", "avx512vnni")
 _passed: pytest.StashKey[Counter[str]] = pytest.StashKey()
-_selected: pytest.StashKey[bool] = pytest.StashKey()
+LEVEL = "level"
+"""Property of a report that tells its level, wherever the test ran: a run may be spread over several processes."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_passed] = Counter()
-    config.stash[_selected] = False
+    config.pluginmanager.register(Levels(config), "kernel levels")
     if rig.SANITIZED:
         sanitized.open_gaps()
 
@@ -42,7 +43,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         for item in session.items
         if isinstance(item, pytest.Function) and hasattr(item, "callspec")
     }
-    session.config.stash[_selected] = "baseline" in levels or bool(levels & set(rig.native_levels()))
     if any(str(level).startswith(rig.SIMDE) for level in levels):
         simde.libraries()
 
@@ -50,10 +50,21 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> object:
     report = (yield).get_result()
-    if report.when == "call" and report.passed and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+    if report.when == "call" and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
         level = item.callspec.params.get("level")
         if level is not None:
-            item.config.stash[_passed][level] += 1
+            report.user_properties.append((LEVEL, level))
+
+
+class Levels:
+    """Counts what passed on each level."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._passed = config.stash[_passed]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            self._passed.update(value for name, value in report.user_properties if name == LEVEL)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -70,9 +81,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A run of the whole folder in which a level of this CPU had no case is no success."""
-    whole = not (session.config.option.keyword or session.config.option.collectonly or rig.SANITIZED)
-    if not (session.config.stash[_selected] and whole) or session.exitstatus != pytest.ExitCode.OK:
+    config = session.config
+    passed = config.stash[_passed]
+    options = config.option
+    parts = options.keyword or options.collectonly or rig.SANITIZED or any("::" in each for each in config.args)
+    if parts or hasattr(config, "workerinput") or not passed or session.exitstatus != pytest.ExitCode.OK:
         return
-    missing = [level for level in rig.native_levels() if not session.config.stash[_passed][level]]
+    missing = [level for level in rig.native_levels() if not passed[level]]
     if missing:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -7,6 +7,7 @@ made of.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -59,22 +60,28 @@ def _build(level: str) -> Path:
     for source in sorted([*NATIVE.iterdir(), *SHIM.iterdir()]):
         digest.update(source.name.encode() + source.read_bytes())
     target = CACHE / f"{level}-{digest.hexdigest()[:16]}.so"
-    if not target.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        unfinished = target.with_suffix(f".{os.getpid()}")
-        subprocess.run(
-            [
-                compiler() or "c++",
-                *FLAGS,
-                f"-DHS_LEVEL_IS_{level.upper()}",
-                f'-DHS_INTRINSICS_HEADER="{SHIM / "intrinsics.h"}"',
-                f"-I{NATIVE}",
-                str(SHIM / "all.cpp"),
-                "-o",
-                str(unfinished),
-            ],
-            check=True,
-            timeout=TIMEOUT_S,
-        )
-        unfinished.replace(target)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{level}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of several test processes one builds, the others wait for it
+        if not target.exists():
+            _compile(level, target)
     return target
+
+
+def _compile(level: str, target: Path) -> None:
+    unfinished = target.with_suffix(f".{os.getpid()}")
+    subprocess.run(
+        [
+            compiler() or "c++",
+            *FLAGS,
+            f"-DHS_LEVEL_IS_{level.upper()}",
+            f'-DHS_INTRINSICS_HEADER="{SHIM / "intrinsics.h"}"',
+            f"-I{NATIVE}",
+            str(SHIM / "all.cpp"),
+            "-o",
+            str(unfinished),
+        ],
+        check=True,
+        timeout=TIMEOUT_S,
+    )
+    unfinished.replace(target)
