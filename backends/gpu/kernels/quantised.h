@@ -8,6 +8,9 @@
 
 #include "floats.h"
 
+// Infinity or NaN in a block makes its scale so, and with it every product.
+constexpr float QUANTISED_LEAST = 1e-30f;   // blocks below it are zeros: the reciprocal of the scale would overflow
+
 struct Quantised {
     i8 *hi, *lo;
     float *scale, *sum;
@@ -17,14 +20,22 @@ struct Quantised {
 // Four columns of a row from `column` on, a multiple of 4, in lanes whose neighbours have the neighbouring columns, so that each
 // eight of them have a block. Every lane of the warp calls it; those that are not `there` write nothing, eight at a time.
 DEVICE void quantise4(const Quantised &to, int row, int column, const float (&x)[4], bool there) {
-    float most = 0.0f;
-    UNROLL for (int i = 0; i < 4; i++) most = max_(most, abs_(x[i]));
-    most = group_max<8>(most);
-    const float scale = most / 32512.0f, inverse = most > 0.0f ? 32512.0f / most : 0.0f;
+    u32 bits = 0;   // magnitudes compare like their bits, and no number is above infinity: it stays and is seen
+    UNROLL for (int i = 0; i < 4; i++) {
+        const u32 magnitude = float_bits(x[i]) & 0x7fffffffu;
+        bits = magnitude > bits ? magnitude : bits;
+    }
+    UNROLL for (int mask = 4; mask > 0; mask /= 2) {
+        const u32 other = shuffle_xor(bits, mask);
+        bits = other > bits ? other : bits;
+    }
+    const float most = bits_float(bits), scale = most / 32512.0f;
+    const bool live = most > QUANTISED_LEAST && bits < 0x7f800000u;
+    const float inverse = live ? 32512.0f / most : 0.0f;
     u32 hi = 0, lo = 0;
     int sum = 0;
     UNROLL for (int i = 0; i < 4; i++) {
-        const int v = (int)round_(x[i] * inverse), upper = (v + 128) >> 8;
+        const int v = live ? (int)round_(x[i] * inverse) : 0, upper = (v + 128) >> 8;
         hi |= (u32)(upper & 255) << 8 * i;
         lo |= (u32)((v - 256 * upper) & 255) << 8 * i;
         sum += v;
