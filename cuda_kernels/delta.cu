@@ -37,7 +37,7 @@ KERNEL(delta_accept, 256, 4)(const float *kept, int stride, const float *kept_mi
                       slot_floats, accepts, kernel);
 }
 
-KERNEL(delta_prepare, 256, 2)(const float *convolved, int stride, const int *chunks, float *prepared, int key_heads, int value_heads,
+KERNEL(delta_prepare, 256, 1)(const float *convolved, int stride, const int *chunks, float *prepared, int key_heads, int value_heads,
                               int key_dim, int value_dim, int tiled) {
     delta_prepare_chunk({key_heads, value_heads, key_dim, value_dim, tiled}, convolved, stride, chunks, prepared);
 }

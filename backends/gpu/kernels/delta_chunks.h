@@ -42,8 +42,13 @@ constexpr int WIDE_STRIDE = CHUNK + 4;
 constexpr int PREPARED_B = CHUNK * CHUNK, PREPARED_DECAY = 2 * PREPARED_B, PREPARED_REST = PREPARED_DECAY + CHUNK;
 constexpr int PREPARED = PREPARED_REST + CHUNK;   // floats of a chunk and head: T, B, e^G, e^(G_last - G)
 
-// A chunk, i32 [chunks][4]: lane, first row, rows.
-struct Chunk { int lane, first, rows; };
+// Loops over block memory are unrolled by two alone: enough to load ahead, and little enough that a compiler which moves all loads
+// to the top does not run out of registers.
+#if defined(EMULATED)
+#define UNROLL_TWO
+#else
+#define UNROLL_TWO _Pragma("unroll 2")
+#endif
 
 // `COLS` columns of a chunk's convolved rows, from float `at` on, to block memory; zeros below the last row and from float
 // `most` of the row on.
@@ -105,7 +110,7 @@ DEVICE void delta_prepare_chunk(const DeltaShape &d, const float *convolved, int
         stage_rows<KEYS, STRIDE>(q_tile, rows + at, stride, count, key, key_pad);
         stage_rows<KEYS, STRIDE>(k_tile, rows + at + delta_keys_at(d), stride, count, key, key_pad);
         block_barrier();
-        UNROLL for (int part = 0; part < KEYS; part += 4) {
+        UNROLL_TWO for (int part = 0; part < KEYS; part += 4) {
             Floats4 left[4];
             UNROLL for (int c = 0; c < 4; c++) left[c] = load4(k_tile + (j0 + 16 * c) * STRIDE + part);
             UNROLL for (int r = 0; r < 4; r++) {
@@ -145,7 +150,7 @@ struct Part { float v[4][2]; };
 
 // += left rows (row stride TILE_STRIDE, 32 columns) times 32 rows of `right`. Rows below `FROM` groups of 16 are passed over.
 template <int COLS, int FROM = 0> DEVICE void multiply_part(Part &sum, const float *left, const float *right, int i0, int column) {
-    UNROLL for (int key = 0; key < TILE_KEYS; key += 4) {
+    UNROLL_TWO for (int key = 0; key < TILE_KEYS; key += 4) {
         float x[4][2];
         UNROLL for (int j = 0; j < 4; j++)
             UNROLL for (int c = 0; c < 2; c++) x[j][c] = right[(key + j) * COLS + column + c];
@@ -194,7 +199,7 @@ DEVICE void next_matrix(float *s, const float *change, const float *decays, floa
         stage_rows<CHUNK, WIDE_STRIDE>(tile, keys, stride, count, key, key_pad);
         block_barrier();
         float sum[4][2] = {};
-        for (int j = 0; j < CHUNK; j++) {
+        UNROLL_TWO for (int j = 0; j < CHUNK; j++) {
             const Floats4 k = load4(tile + j * WIDE_STRIDE + key0);
             const float rest = decays[CHUNK + j];
             UNROLL for (int c = 0; c < 2; c++) {

@@ -25,6 +25,15 @@ DEVICE u32 ordered(float x) {
     return order ? order : 1u;
 }
 
+// The better of this lane's and its partner's: the greater, of equal ones the one with the lower index.
+DEVICE void take_better(u32 &best, int &at, int mask) {
+    const u32 other = shuffle_xor(best, mask);
+    const int other_at = shuffle_xor(at, mask);
+    const bool better = other > best || (other == best && other_at < at);
+    best = better ? other : best;
+    at = better ? other_at : at;
+}
+
 template <int PER>
 DEVICE void route_rows(const float *logits, int stride, const float *selection, const float *gains, int *ids, float *weights,
                        int rows, int experts, int used, int func, int normalise, float scale) {
@@ -62,11 +71,11 @@ DEVICE void route_rows(const float *logits, int stride, const float *selection, 
         int at = 32 * PER;
         UNROLL for (int i = 0; i < PER; i++)
             if (order[i] > best) best = order[i], at = l + 32 * i;
-        UNROLL for (int mask = 16; mask > 0; mask /= 2) {
-            const u32 other = shuffle_xor(best, mask);
-            const int other_at = shuffle_xor(at, mask);
-            if (other > best || (other == best && other_at < at)) best = other, at = other_at;
-        }
+        take_better(best, at, 16);
+        take_better(best, at, 8);
+        take_better(best, at, 4);
+        take_better(best, at, 2);
+        take_better(best, at, 1);
         UNROLL for (int i = 0; i < PER; i++)
             if (at == l + 32 * i) order[i] = 0;
         if (l == p) mine = at;
