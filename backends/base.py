@@ -458,18 +458,14 @@ class Layouts(Protocol):
         """Copy a payload to rows of the pools of layout `name`."""
         ...
 
-    def refill(self, name: str) -> Refilled:
-        """Fill the arena with the weights of layout `name`, and compare its digest with that of the load; once more
-        where they differ. Raises RefillFailed."""
+    def refill(self, name: str, *, spoilt: bool = False) -> Refilled:
+        """Fill the arena with the weights of layout `name`, and compare the digest of what lies in it then with that of
+        the load; once more where they differ. Raises RefillFailed. `spoilt`, for a fault of tests: one bit comes to be
+        another one the first time."""
         ...
 
     def activate(self, name: str) -> None:
         """From here on `program` is that of `name`."""
-        ...
-
-    def arena_digest(self, name: str) -> int:
-        """Of the weights of layout `name` behind its `refill`, read from where its program reads them; 0 where none are
-        ever filled in."""
         ...
 
     def memory_lines(self) -> Mapping[str, int]:

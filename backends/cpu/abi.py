@@ -412,6 +412,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "hs_commit": (c_int32, [c_void_p, c_void_p, c_size_t]),
     "hs_release": (c_int32, [c_void_p, c_size_t]),
     "hs_pack": (c_int32, [c_void_p, POINTER(Pieces), c_void_p, POINTER(c_uint64)]),
+    "hs_fill": (c_int32, [c_void_p, POINTER(Pieces), c_void_p, POINTER(c_uint64)]),
     "hs_unpack": (c_int32, [c_void_p, POINTER(Pieces), c_void_p]),
     "hs_digest": (c_uint64, [c_void_p, c_void_p, c_size_t]),
     "hs_team_create": (c_void_p, [c_int32, POINTER(c_int32), c_int32, c_int32, POINTER(c_int32)]),

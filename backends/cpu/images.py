@@ -233,11 +233,10 @@ class ImageSource:
         image.where = mapping
         return Pieces.of(*_one(arena, image.size)).pack(self._library, self._team, mapping.address)
 
-    def fill(self, name: str, arena: int) -> tuple[int, int]:
+    def pieces(self, name: str) -> Pieces:
         image = self._images[name]
         assert image.where is not None, "not_ready was asked"
-        pieces = Pieces.of(*_one(image.where.address, image.size))
-        return image.size, pieces.pack(self._library, self._team, arena)
+        return Pieces.of(*_one(image.where.address, image.size))
 
     def not_ready(self, name: str) -> str:
         """To ask for an image that failed to come back has it tried again, once it is time."""

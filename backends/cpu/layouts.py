@@ -12,7 +12,11 @@ image of each layout (`backends.cpu.images`). A load fills the arena as a flip d
 one last; what it reads back from there is the digest that each later filling has to have.
 
     load      pack the copy with the others ─▶ for each layout: fill the arena, read it back, keep its digest
-    flip      release ─▶ map ─▶ write ─▶ refill (copy and digest in one pass; once more where it differs) ─▶ activate
+    flip      release ─▶ map ─▶ write ─▶ refill (once more where the digest differs) ─▶ activate
+
+The digest of a refill is of the arena, not of the source: each block is loaded from there again as soon as the next one
+is copied (`Pieces.fill`), so a second pass over all of it is not needed to know what lies there. A source that has
+changed, a copy that went to the wrong place and a store that did not arrive are all found by it.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ from backends.cpu.images import ImageSource
 from backends.cpu.memory import Mapping as MemoryMapping
 from backends.cpu.memory import SharedMapping
 from backends.cpu.moves import pieces_of
-from backends.cpu.pieces import address_of
+from backends.cpu.pieces import Pieces, address_of
 from backends.cpu.pools import CpuPools, all_of
 from backends.cpu.record import Plan
 from backends.cpu.shared import SharedWeights, pack_together
@@ -57,12 +61,13 @@ class Source(Protocol):
         """Fill the arena, which is all zeros, for the first time. Returns the digest of what was put there."""
         ...
 
-    def fill(self, name: str, arena: int) -> tuple[int, int]:
-        """Copy the weights of layout `name` to the arena. Returns (bytes, digest) of what was copied."""
+    def pieces(self, name: str) -> Pieces:
+        """Where the bytes of the arena in layout `name` lie now."""
         ...
 
     def not_ready(self, name: str) -> str:
-        """Why `fill` cannot be called now; empty: it can. Whoever asks wants to: what has failed may be tried again."""
+        """Why there are no `pieces` now; empty: there are. Whoever asks wants them: what has failed may be tried
+        again."""
         ...
 
     def activated(self, name: str) -> None:
@@ -113,11 +118,10 @@ class CopySource:
             raise
 
     def load(self, name: str, arena: int) -> int:
-        return self.fill(name, arena)[1]
+        return self.pieces(name).pack(self._library, self._team, arena)
 
-    def fill(self, name: str, arena: int) -> tuple[int, int]:
-        pieces = self._fills[name].pieces
-        return pieces.nbytes, pieces.pack(self._library, self._team, arena)
+    def pieces(self, name: str) -> Pieces:
+        return self._fills[name].pieces
 
     def not_ready(self, name: str) -> str:
         return ""
@@ -237,16 +241,19 @@ class CpuLayouts:
             raise ValueError(f"a payload of {payload.nbytes} bytes for rows of {pieces.nbytes}")
         pieces.unpack(self._library, self._team, address_of(payload))
 
-    def refill(self, name: str) -> Refilled:
+    def refill(self, name: str, *, spoilt: bool = False) -> Refilled:
         wanted, found = self._bounds[name].digest, []
         for tries in range(1, TRIES + 1):
-            size, digest = self._weights.fill(name, self._arena.address)
+            pieces = self._weights.pieces(name)
+            if spoilt and tries == 1:
+                pieces = pieces.spoilt()
+            digest = pieces.fill(self._library, self._team, self._arena.address)
             if digest == wanted:
-                return Refilled(size, tries, digest)
+                return Refilled(pieces.nbytes, tries, digest)
             found.append(f"{digest:016x}")
         raise RefillFailed(
-            f"the weights of the {name} layout were filled in {TRIES} times and have the digests {', '.join(found)};"
-            f" at load it was {wanted:016x}"
+            f"the weights of the {name} layout were filled in {TRIES} times and have the digests {', '.join(found)}"
+            f" where they lie; at load it was {wanted:016x}"
         )
 
     def arena_digest(self, name: str) -> int:
@@ -306,7 +313,7 @@ class CpuLayouts:
         bound = self._bounds[name]
         self._arena.release()
         copied = self._weights.load(name, self._arena.address)
-        bound.digest = int(self._library.hs_digest(self._team, self._arena.address, bound.arena_bytes))
+        bound.digest = self.arena_digest(name)
         if bound.digest != copied:
             raise RefillFailed(
                 f"the weights of the {name} layout have the digest {bound.digest:016x} where they lie, {copied:016x}"

@@ -25,6 +25,8 @@ class Pieces:
 
     places: Int64s
     ends: Int64s
+    held: npt.NDArray[np.uint8] | None = None
+    """Memory of a piece that nobody else has."""
 
     @classmethod
     def of(cls, places: Int64s, lengths: Int64s) -> Pieces:
@@ -49,9 +51,25 @@ class Pieces:
         _check(library.hs_pack(team, byref(self._record()), stream, byref(digest)))
         return digest.value
 
+    def fill(self, library: ctypes.CDLL, team: int, stream: int) -> int:
+        """Copy the pieces to address `stream`. Returns the digest of what lies there then, loaded from there: a little
+        slower than `pack`, and faster than reading all of it afterwards."""
+        digest = c_uint64()
+        _check(library.hs_fill(team, byref(self._record()), stream, byref(digest)))
+        return digest.value
+
     def unpack(self, library: ctypes.CDLL, team: int, stream: int) -> None:
         """Copy what stands at address `stream` to the pieces."""
         _check(library.hs_unpack(team, byref(self._record()), stream))
+
+    def spoilt(self) -> Pieces:
+        """For a fault of tests: the same bytes, but the first one that lies anywhere has one bit that is another."""
+        at = int(np.flatnonzero(self.places)[0])
+        before = int(self.ends[at - 1]) if at else 0
+        turned = np.ctypeslib.as_array((ctypes.c_uint8 * 1).from_address(int(self.places[at]))) ^ np.uint8(1)
+        places = np.insert(self.places, at, turned.ctypes.data)
+        places[at + 1] += 1
+        return Pieces(places, np.insert(self.ends, at, before + 1), turned)
 
     def _record(self) -> abi.Pieces:
         return abi.Pieces(self.places.ctypes.data, self.ends.ctypes.data, len(self.ends), 0)

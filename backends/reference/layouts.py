@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from backends.base import NO_STATES, PAGE_LEN, Binding, KvPool, MemoryRegion, PoolRuns, Refilled, RefillFailed
 from backends.digest import digest
+from backends.reference.compute import Array
 from backends.reference.delta import States
 from backends.reference.pools import Pools
 from backends.reference.program import ReferenceProgram
@@ -87,13 +88,15 @@ class ReferenceLayouts:
             view[...] = data[at : at + view.nbytes].view(view.dtype).reshape(view.shape)
             at += view.nbytes
 
-    def refill(self, name: str) -> Refilled:
+    def refill(self, name: str, *, spoilt: bool = False) -> Refilled:
         program = self._programs[name]
         if name != self.active:
             self.program.weights = {}
         found = 0
         for tries in range(1, TRIES + 1):
             program.weights = self._make(self._bindings[name]).weights
+            if spoilt and tries == 1:
+                program.weights = _spoilt(program.weights)
             found = self.arena_digest(name)
             if found == self._digests[name]:
                 return Refilled(sum(array.nbytes for array in program.weights.values()), tries, found)
@@ -146,3 +149,11 @@ class ReferenceLayouts:
 
 def _count(runs: Sequence[tuple[int, int]]) -> int:
     return sum(end - first for first, end in runs)
+
+
+def _spoilt(weights: Mapping[str, Array]) -> Mapping[str, Array]:
+    """The same, but for one bit."""
+    first = next(iter(weights))
+    spoilt = weights[first].copy()
+    spoilt.reshape(-1).view(np.uint8)[0] ^= 1
+    return {**weights, first: spoilt}

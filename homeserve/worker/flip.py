@@ -4,7 +4,11 @@
                            pack: what each rank will have of this one's pools, into the transit memory, with digests
     FLIP_PREPARE verify    exchange: is all there that others were to pack for this rank, and as long as it must be
                            digest: are the bytes in the transit memory those that their rank packed
-    FLIP_COMMIT            release, map, write_kv, write_state, refill, verify, rebind
+    FLIP_COMMIT            release, map, write_kv, write_state
+                           refill: fill the arena, each block read from there again behind its copy; once more from its
+                           source where the digest is not that of the load
+                           verify: rows and states are read once more from where they lie
+                           rebind
     FLIP_ABANDON           what was packed is forgotten
 
 **Up to the commit both pools are untouched**, whatever goes wrong: a prepare reads the pools and writes to the transit
@@ -15,9 +19,9 @@ transit memory, so a payload that changed on its way, was cut short, or is of an
 memory of the source is given back before that of the target is mapped: there is never room for both.
 
 **A commit is not undone.** When a part of it fails the rank is between two layouts; it says so, runs nothing any more,
-and the fleet begins again. At its end all is read once more from where it lies now: the weights, which may be filled in
-a second time, and the rows, into the place in the transit memory from where they came. Both must have the digest of
-what was to come.
+and the fleet begins again. All is read once more from where it lies now: the weights while the arena is filled, and the
+rows at the end, into the place in the transit memory from where they came. Both must have the digest of what was to
+come.
 
 An *epoch* numbers layouts: an order is followed only if its epoch is larger than any that this rank has seen, and a
 commit only for the very flip that was prepared and compared. Rows are not computed between a prepare and its end:
@@ -26,13 +30,12 @@ they would be in no payload.
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from backends.base import PAGE_LEN, Layouts, PoolRuns, Refilled
+from backends.base import PAGE_LEN, Layouts, PoolRuns
 from homeserve.layouts.moves import FlipGeometry, Moves, Payload, live_of, moves
 from homeserve.layouts.share import PIPELINE, TENSOR
 from homeserve.layouts.transition import Toward
@@ -273,12 +276,10 @@ class RankFlip:
             self._write(due, to, "commit.write_state")
         with watch.part("refill"):
             spoilt = faults.at("commit.refill")
-            refilled = layouts.refill(to)
-            if spoilt and not self._spoil_arena(refilled):
-                faults.corrupts = True
+            refilled = layouts.refill(to, spoilt=spoilt)
+            faults.corrupts |= spoilt and not refilled.nbytes
         with watch.part("verify"):
             faults.damaging("commit.verify")
-            refilled = self._settled(refilled, to)
             layouts.activate(to)
             self._read_back(due, to, digests)
         with watch.part("rebind"):
@@ -313,28 +314,6 @@ class RankFlip:
                 self._layouts.write(to, runs, view)
                 wrote = True
         self._faults.corrupts |= spoilt and not wrote
-
-    def _settled(self, refilled: Refilled, to: str) -> Refilled:
-        """The arena as it is read by programs is what was filled in; once more from its source where it is not."""
-        if self._layouts.arena_digest(to) == refilled.digest:
-            return refilled
-        again = self._layouts.refill(to)
-        found = self._layouts.arena_digest(to)
-        if found != again.digest:
-            raise FlipBroken(
-                f"the weights of the {to} layout have the digest {found:016x} where they lie, {again.digest:016x} was"
-                " filled in, twice"
-            )
-        return Refilled(again.nbytes, refilled.tries + again.tries, again.digest)
-
-    def _spoil_arena(self, refilled: Refilled) -> bool:
-        """For a fault of tests: one bit of the first weight turns. False where no arena was filled."""
-        regions = self._layouts.memory_regions() if refilled.nbytes else ()
-        for region in regions:
-            if region.line == "weights":
-                ctypes.c_uint8.from_address(region.address).value ^= 1
-                return True
-        return False
 
     def _read_back(self, due: list[Payload], to: str, digests: Mapping[Pair, int]) -> None:
         """What lies in the pools now is what was sent."""

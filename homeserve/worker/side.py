@@ -87,14 +87,11 @@ class InPlace:
     def write(self, name: str, runs: PoolRuns, payload: memoryview) -> None:
         raise AssertionError("rows of memory that ranks hold together do not move")
 
-    def refill(self, name: str) -> Refilled:
+    def refill(self, name: str, *, spoilt: bool = False) -> Refilled:
         return Refilled(0, 0, 0)
 
     def activate(self, name: str) -> None:
         self.active = name
-
-    def arena_digest(self, name: str) -> int:
-        return 0
 
     def memory_lines(self) -> Mapping[str, int]:
         lines: dict[str, int] = {}

@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
-from flip_rig import OTHER, Flipping, copy_home
+from flipping_ranks import OTHER, Flipping, copy_home
 from ranks import Group, over_memory
 
 from backends.base import Backend, OpenOptions, WeightHome

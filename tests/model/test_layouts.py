@@ -5,17 +5,20 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from fleet_rig import Fleet
-from flip_rig import Flipping, copy_home
+from flipping_ranks import Flipping, copy_home
+from one_page import PAGE, make_one
 from ranks import Group, on_paper, over_memory
 from wide_models import wide
 
 from backends.base import Backend, OpenOptions, RefillFailed, WeightHome
+from backends.cpu.pieces import Pieces
 from backends.reference.backend import ReferenceBackend
 from backends.registry import open_backend
 
@@ -93,20 +96,45 @@ def test_a_refill_from_a_damaged_copy_is_tried_again_and_then_given_up(acts: Cal
     damaged = bytes(memory)
     for at in range(0, copy.bytes, 64):
         memory[at] ^= 4
-    fill, calls = layouts._source.fill, []
+    pieces, calls = layouts._source.pieces, []
 
-    def healed(name: str, arena: int) -> tuple[int, int]:
+    def healed(name: str) -> Pieces:
         calls.append(name)
         if len(calls) == 2:
             ctypes.memmove(copy.address, damaged, copy.bytes)
-        return fill(name, arena)
+        return pieces(name)
 
     with pytest.raises(RefillFailed, match="filled in 2 times"):
         layouts.refill("tensor")
-    layouts._source.fill = healed
+    layouts._source.pieces = healed
     assert layouts.refill("tensor").tries == 2
     arena = next(region for region in layouts.memory_regions() if region.line == "weights")
     ctypes.memset(arena.address, 7, arena.bytes)
     assert layouts.arena_digest("tensor") != good.digest
     assert layouts.refill("tensor").digest == good.digest == layouts.arena_digest("tensor")
+    ranks.close()
+
+
+@pytest.mark.parametrize("kind", ["copy", "images", "reference"])
+def test_d13_a_bit_that_turned_on_its_way_into_the_arena_is_found_there(
+    acts: Callable[[int], Group], kind: str
+) -> None:
+    backend = (lambda: ReferenceBackend(OpenOptions())) if kind == "reference" else cpu_rank
+    ranks = Flipping("llama", (1, 1), acts(2), backend, images_home("") if kind == "images" else copy_home)
+    for layouts in ranks.layouts:
+        good = layouts.refill("tensor")
+        assert good.tries == 1 and layouts.refill("tensor", spoilt=True) == replace(good, tries=2)
+        assert layouts.arena_digest("tensor") == good.digest
+    ranks.close()
+
+
+def test_an_arena_that_does_not_keep_what_is_filled_in_is_given_up(acts: Callable[[int], Group]) -> None:
+    """The source is right and each store is: what counts is what is read there."""
+    ranks = Flipping("llama", (1, 1), acts(2), cpu_rank, copy_home)
+    layouts = ranks.layouts[0]
+    assert layouts.refill("tensor").tries == 1
+    arena = next(region for region in layouts.memory_regions() if region.line == "weights")
+    make_one(arena.address, arena.address + PAGE)
+    with pytest.raises(RefillFailed, match="where they lie; at load it was"):
+        layouts.refill("tensor")
     ranks.close()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fleet_rig import Fleet
-from flip_rig import Flipping, copy_home
+from flipping_ranks import Flipping, copy_home
 from nextn_oracle import Oracle, read
 from ranks import Group, on_paper, over_memory
 from wide_models import DRAFTING, wide

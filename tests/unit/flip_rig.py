@@ -80,9 +80,9 @@ class FakeLayouts:
         self.done: list[str] = []
         self.why_not = ""
         self.short: dict[str, int] = {}
+        self.filled = 100
+        """Bytes of its arena."""
         self.computes: Program | None = None
-        self.arena: list[int] = []
-        """Digests that its next readings give."""
         self.wrong: str | None = None
         """A call that raises."""
 
@@ -137,16 +137,13 @@ class FakeLayouts:
             at += piece.nbytes
         assert at == len(payload)
 
-    def refill(self, name: str) -> Refilled:
+    def refill(self, name: str, *, spoilt: bool = False) -> Refilled:
         self._note("refill")
-        return Refilled(100, 1, 77)
+        return Refilled(self.filled, 2 if spoilt and self.filled else 1, 77)
 
     def activate(self, name: str) -> None:
         self._note("activate")
         self.active = name
-
-    def arena_digest(self, name: str) -> int:
-        return self.arena.pop(0) if self.arena else 77
 
     def memory_lines(self) -> dict[str, int]:
         return {}

@@ -295,14 +295,17 @@ def test_a_byte_that_turned_in_the_commit_is_found_when_it_is_read_back(step: st
         assert rig.ranks[0].blocked == "flip 1 was begun and did not end" and rig.rebound == [0, 0, 0]
 
 
-def test_d13_weights_that_are_not_what_was_filled_in_are_filled_in_once_more() -> None:
-    with Rig() as rig:
-        rig.layouts[1].arena = [5]
+def test_d13_weights_that_are_not_what_they_were_cost_the_rank_its_work() -> None:
+    """That they are filled in once more before is the layouts' own business."""
+    with Rig(faults={1: "rank=1,step=commit.refill,action=corrupt"}) as rig:
         answers = rig.flip(rig.order(LIVE, HELD))
         assert [(answer.refill_tries, answer.digest) for answer in answers] == [(1, 77), (2, 77), (1, 77)]
-        rig.layouts[1].arena = [5, 6]
-        with pytest.raises(FlipBroken, match="the pipeline layout have the digest 0000000000000006 where they lie"):
+        assert not any(point.corrupts for point in rig.points)
+        rig.layouts[1].wrong = "refill"
+        with pytest.raises(MemoryError, match="refill failed"):
             rig.flip(rig.order(LIVE, HELD))
+        assert rig.ranks[1].blocked == "flip 2 was begun and did not end" and rig.rebound == [2, 1, 1]
+        assert rig.layouts[1].active == TENSOR, "what was not filled in is not made active"
 
 
 @pytest.mark.parametrize("step", COMMIT_STEPS)
@@ -327,7 +330,10 @@ def test_no_memory_for_the_target_is_told_with_the_arithmetic() -> None:
         assert rig.ranks[0].blocked
 
 
-@pytest.mark.parametrize("step", ["prepare.check", *(step for step in COMMIT_STEPS if "write" not in step)])
+MAKES_NOTHING = [step for step in COMMIT_STEPS if "write" not in step and "refill" not in step]
+
+
+@pytest.mark.parametrize("step", ["prepare.check", *MAKES_NOTHING])
 def test_a_step_that_makes_nothing_has_its_answer_damaged(step: str) -> None:
     with Rig(faults={2: f"rank=2,step={step},action=corrupt"}) as rig:
         rig.flip(rig.order(LIVE, HELD))
@@ -338,6 +344,13 @@ def test_a_step_that_makes_nothing_has_its_answer_damaged(step: str) -> None:
 def test_where_nothing_is_live_the_answer_is_damaged_in_its_place(step: str) -> None:
     with Rig(faults={2: f"rank=2,step={step},action=corrupt"}) as rig:
         rig.flip(rig.order())
+        assert [point.corrupts for point in rig.points] == [False, False, True]
+
+
+def test_where_no_arena_is_filled_the_answer_is_damaged_in_its_place() -> None:
+    with Rig(faults={2: "rank=2,step=commit.refill,action=corrupt"}) as rig:
+        rig.layouts[2].filled = 0
+        assert [answer.refill_tries for answer in rig.flip(rig.order(LIVE, HELD))] == [1, 1, 1]
         assert [point.corrupts for point in rig.points] == [False, False, True]
 
 

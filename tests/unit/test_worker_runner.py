@@ -209,7 +209,7 @@ def test_layouts_in_place_take_turns_and_move_nothing() -> None:
     assert "no diagonal layout" in layouts.not_ready("diagonal")
     layouts.release()
     layouts.map(TENSOR)
-    filled = layouts.refill(TENSOR)
+    filled = layouts.refill(TENSOR, spoilt=True)
     layouts.activate(TENSOR)
     assert (filled.nbytes, filled.tries) == (0, 0) and layouts.program is programs[TENSOR]
     with pytest.raises(AssertionError, match="do not move"):

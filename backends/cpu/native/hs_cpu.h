@@ -297,8 +297,10 @@ int32_t hs_commit(hs_team *team, void *address, size_t bytes);
 int32_t hs_release(void *address, size_t bytes);
 
 /* The stream of `pieces` from them (pack), with its digest (move.cpp), or them from the stream (unpack), by all threads of the team.
- * HS_OK, or HS_E_SHAPE before anything was copied. */
+ * A fill is a pack whose digest is of what is loaded from the stream behind the copy. HS_OK, or HS_E_SHAPE before anything was
+ * copied. */
 int32_t hs_pack(hs_team *team, const hs_pieces *pieces, uint8_t *stream, uint64_t *digest);
+int32_t hs_fill(hs_team *team, const hs_pieces *pieces, uint8_t *stream, uint64_t *digest);
 int32_t hs_unpack(hs_team *team, const hs_pieces *pieces, const uint8_t *stream);
 uint64_t hs_digest(hs_team *team, const uint8_t *at, size_t bytes);
 

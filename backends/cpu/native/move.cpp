@@ -3,10 +3,16 @@
 //     pieces   |--a--|   |------b------|  |-c-|        anywhere; a place of null is zeros
 //     stream   |--a--|------b------|-c-|               chunk 0 | chunk 1 | ...
 //
-// A stream is cut into chunks, each done by one thread. Stores go around the caches (a copy of gigabytes would otherwise read every
-// line that it overwrites: a third of the traffic), and what is stored is digested on its way, in registers: a packed stream with its
-// digest costs what the copy alone costs. Only a digest of its own reads memory again; it takes four blocks at a time, since one
-// stream of reads leaves half of the bandwidth unused.
+// A stream is cut into chunks, each done by one thread. Stores of a pack go around the caches (a copy of gigabytes would otherwise
+// read every line that it overwrites: a third of the traffic), and what is stored is digested on its way, in registers: a packed
+// stream with its digest costs what the copy alone costs, and the digest is of what was to be stored.
+//
+// A fill is for streams that stay where they are written and have to be right there. It stores through the cache and takes its digest
+// from what it loads back from the stream, one block behind the copy: of what lies there, wherever the copy went wrong. That third of
+// the traffic is what a second reading of all of it would cost, and the rest of that reading is saved.
+//
+// Only a digest of its own reads memory again; it takes four blocks at a time, since one stream of reads leaves half of the bandwidth
+// unused.
 //
 // The digest. A block is 16 KiB of the stream, a stripe 64 bytes of it as 8 words w of 64 bits, the last one filled up with zeros.
 // Stripe s adds to its block's 8 sums, with x = w ^ (KEYS[j] + s * STEP):
@@ -163,8 +169,10 @@ inline void fetch(const uint8_t *from, size_t done, size_t bytes, const uint8_t 
     __builtin_prefetch(reinterpret_cast<const uint8_t *>(next), 0, 0);
 }
 
-// Whole stripes, digested on their way.
-template <bool AROUND>
+enum class Store { AROUND, KEPT, BEHIND };
+
+// Whole stripes, digested on their way; BEHIND: those one block before them instead, loaded from where they were stored.
+template <Store HOW>
 void copy_stripes(uint8_t *to, const uint8_t *from, size_t bytes, const uint8_t *following, Sums &into, Keys &at) {
     Sums sums = into;   // in registers
     Keys keys = at;
@@ -173,9 +181,10 @@ void copy_stripes(uint8_t *to, const uint8_t *from, size_t bytes, const uint8_t 
         for (int i = 0; i < LANES; i++) {
             const size_t place = done + LANE * static_cast<size_t>(i);
             const Lane word = lane_at(from + place);
-            AROUND ? send(to + place, word) : keep(to + place, word);
-            sums.add(i, word, keys);
+            HOW == Store::AROUND ? send(to + place, word) : keep(to + place, word);
+            if (HOW != Store::BEHIND) sums.add(i, word, keys);
         }
+        if (HOW == Store::BEHIND) sums.add(to + done - BLOCK, keys);
         keys.step();
     }
     into = sums;
@@ -240,17 +249,16 @@ void assemble(Cursor &cursor, uint8_t *to, size_t bytes) {
     }
 }
 
-// One block of the stream, at most, from the pieces to `to`. Returns what it adds to the digest.
-uint64_t pack_block(Cursor &cursor, uint8_t *to, size_t bytes, uint64_t block) {
+// One block of the stream, at most, from the pieces to `to`. Returns what it adds to the digest as block number `block`; BEHIND: what
+// the block before it, which is a whole one and `block`, does.
+template <Store HOW> uint64_t pack_block(Cursor &cursor, uint8_t *to, size_t bytes, uint64_t block) {
     Sums sums;
     Keys keys;
-    const bool around = aligned(to);
     for (size_t done = 0; done < bytes;) {
         const size_t here = cursor.left(), left = std::min(here, bytes - done) / STRIPE * STRIPE;
         if (left && cursor.place()) {
             const uint8_t *following = here > left ? cursor.place() + left : cursor.following();
-            around ? copy_stripes<true>(to + done, cursor.place(), left, following, sums, keys)
-                   : copy_stripes<false>(to + done, cursor.place(), left, following, sums, keys);
+            copy_stripes<HOW>(to + done, cursor.place(), left, following, sums, keys);
             cursor.on(left);
             done += left;
             continue;
@@ -259,14 +267,21 @@ uint64_t pack_block(Cursor &cursor, uint8_t *to, size_t bytes, uint64_t block) {
         const size_t some = std::min(STRIPE, bytes - done);
         assemble(cursor, stripe, some);
         std::memcpy(to + done, stripe, some);
-        sums.add(stripe, keys);
+        sums.add(HOW == Store::BEHIND ? to + done - BLOCK : stripe, keys);
         keys.step();
         done += some;
     }
     return sums.close(block);
 }
 
-enum class Way { PACK, UNPACK, DIGEST };
+// What was stored is loaded from here on, not remembered.
+inline void look_again() {
+#if defined(__GNUC__)
+    __asm__ __volatile__("" ::: "memory");
+#else
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+#endif
+}
 
 class Move final : public Job {
   public:
@@ -285,19 +300,44 @@ class Move final : public Job {
         if (way_ == Way::UNPACK)
             unpack(first, size);
         else
-            sum_.fetch_add(way_ == Way::PACK ? pack(first, size) : blocks_of(stream_ + first, size, first), std::memory_order_relaxed);
+            sum_.fetch_add(digested(first, size), std::memory_order_relaxed);
         if (way_ != Way::DIGEST) drain();
     }
 
     uint64_t digest() const { return mixed(sum_.load(std::memory_order_relaxed) ^ static_cast<uint64_t>(bytes_) * STEP); }
 
   private:
-    uint64_t pack(size_t first, size_t bytes) const {
+    uint64_t digested(size_t first, size_t bytes) const {
+        if (way_ == Way::FILL) return fill(first, bytes);
+        if (way_ == Way::DIGEST) return blocks_of(stream_ + first, bytes, first);
+        return aligned(stream_ + first) ? pack<Store::AROUND>(first, bytes) : pack<Store::KEPT>(first, bytes);
+    }
+
+    template <Store HOW> uint64_t pack(size_t first, size_t bytes) const {
         Cursor cursor(pieces_, first);
         uint64_t sum = 0;
         for (size_t done = 0; done < bytes; done += BLOCK)
-            sum += pack_block(cursor, stream_ + first + done, std::min(BLOCK, bytes - done), (first + done) / BLOCK);
+            sum += pack_block<HOW>(cursor, stream_ + first + done, std::min(BLOCK, bytes - done), (first + done) / BLOCK);
         return sum;
+    }
+
+    uint64_t fill(size_t first, size_t bytes) const {
+        Cursor cursor(pieces_, first);
+        uint8_t *at = stream_ + first;
+        size_t read = 0;   // back, so far
+        uint64_t sum = 0;
+        for (size_t done = 0; done < bytes; done += BLOCK) {
+            const size_t size = std::min(BLOCK, bytes - done);
+            look_again();
+            if (done && size == BLOCK) {
+                sum += pack_block<Store::BEHIND>(cursor, at + done, size, (first + read) / BLOCK);
+                read += BLOCK;
+            } else {
+                pack_block<Store::KEPT>(cursor, at + done, size, 0);
+            }
+        }
+        look_again();
+        return sum + blocks_of(at + read, bytes - read, first + read);
     }
 
     void unpack(size_t first, size_t bytes) const {
@@ -320,14 +360,15 @@ class Move final : public Job {
 
 }  // namespace
 
-int32_t move_pieces(Team &team, bool pack, const hs_pieces &pieces, uint8_t *stream, uint64_t *digest) {
+int32_t move_pieces(Team &team, Way way, const hs_pieces &pieces, uint8_t *stream, uint64_t *digest) {
+    const bool unpack = way == Way::UNPACK;
     int64_t before = 0;
     for (int64_t i = 0; i < pieces.count; before = pieces.ends[i++])
-        if (pieces.ends[i] < before || (!pack && pieces.ends[i] > before && !pieces.places[i])) return HS_E_SHAPE;
+        if (pieces.ends[i] < before || (unpack && pieces.ends[i] > before && !pieces.places[i])) return HS_E_SHAPE;
     if (pieces.chunk < 0 || pieces.chunk % static_cast<int64_t>(BLOCK)) return HS_E_SHAPE;
-    Move job(pack ? Way::PACK : Way::UNPACK, pieces, stream, static_cast<size_t>(before));
+    Move job(way, pieces, stream, static_cast<size_t>(before));
     team.run(job);
-    if (pack) *digest = job.digest();
+    if (!unpack) *digest = job.digest();
     return HS_OK;
 }
 

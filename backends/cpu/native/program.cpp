@@ -331,11 +331,15 @@ HS_API int32_t hs_release(void *address, size_t bytes) {
 }
 
 HS_API int32_t hs_pack(hs_team *team, const hs_pieces *pieces, uint8_t *stream, uint64_t *digest) {
-    return hs::move_pieces(team->team, true, *pieces, stream, digest);
+    return hs::move_pieces(team->team, hs::Way::PACK, *pieces, stream, digest);
+}
+
+HS_API int32_t hs_fill(hs_team *team, const hs_pieces *pieces, uint8_t *stream, uint64_t *digest) {
+    return hs::move_pieces(team->team, hs::Way::FILL, *pieces, stream, digest);
 }
 
 HS_API int32_t hs_unpack(hs_team *team, const hs_pieces *pieces, const uint8_t *stream) {
-    return hs::move_pieces(team->team, false, *pieces, const_cast<uint8_t *>(stream), nullptr);
+    return hs::move_pieces(team->team, hs::Way::UNPACK, *pieces, const_cast<uint8_t *>(stream), nullptr);
 }
 
 HS_API uint64_t hs_digest(hs_team *team, const uint8_t *at, size_t bytes) { return hs::digest_of(team->team, at, bytes); }
