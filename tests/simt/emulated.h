@@ -97,7 +97,8 @@ inline u32 bits_of(float value) { u32 bits; std::memcpy(&bits, &value, 4); retur
         static constexpr int threads = thread_count, blocks = block_count;                                                     \
     };                                                                                                                         \
     SIMT_TAKES
-#define SIMT_TAKES(...) SIMT_ENTRY(__COUNTER__, (__VA_ARGS__), #__VA_ARGS__)
+#define SIMT_TAKES(...) SIMT_TAKEN(__VA_ARGS__)   // parameters that are a macro are what it stands for
+#define SIMT_TAKEN(...) SIMT_ENTRY(__COUNTER__, (__VA_ARGS__), #__VA_ARGS__)
 #define SIMT_ENTRY(...) SIMT_BODY(__VA_ARGS__)
 #define SIMT_BODY(n, parameters, text)                                                                                         \
     static void simt_body_##n parameters;                                                                                      \
