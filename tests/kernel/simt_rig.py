@@ -88,7 +88,7 @@ class Entry:
 
 
 def address(array: Array) -> int:
-    """Where an array begins. (An array in one piece is aligned to 16 only by luck: see `aligned`.) Raises ValueError for one that is not in one piece."""
+    """Where an array begins; see `aligned`. Raises ValueError for an array that is not in one piece."""
     if not array.flags.c_contiguous:
         raise ValueError(f"an array of {array.shape} with strides {array.strides} is not in one piece")
     return int(array.ctypes.data)

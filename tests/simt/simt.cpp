@@ -38,7 +38,6 @@ void __asan_unpoison_memory_region(const volatile void *at, size_t size);
 extern "C" {
 void *__tsan_get_current_fiber();
 void *__tsan_create_fiber(unsigned flags);
-void __tsan_destroy_fiber(void *fiber);
 void __tsan_switch_to_fiber(void *fiber, unsigned flags);
 void __tsan_acquire(void *token);
 void __tsan_release(void *token);
@@ -58,11 +57,12 @@ Block block;
 namespace {
 
 #if defined(SIMT_ASAN) || defined(SIMT_TSAN)
-constexpr size_t STACK = 512 << 10, GAP = 0;
+constexpr size_t STACK = 256 << 10, GAP = 0;
 #else
 constexpr size_t STACK = 128 << 10, GAP = 64;   // GAP: before and behind every array in block memory, looked at afterwards
 #endif
-constexpr size_t GUARD = 16 << 10;
+[[maybe_unused]] constexpr size_t GUARD = 16 << 10;
+[[maybe_unused]] constexpr int SLOTS = 512;
 constexpr int MOST_THREADS = 1024;
 
 struct Fiber {
@@ -93,11 +93,12 @@ struct Array {
 Fiber scheduler, fibers[MOST_THREADS], *current;
 int ready[MOST_THREADS], first_ready, ready_count;
 int left_of_block, waiting_of_block, waiting_of_warp[MOST_THREADS / 32];
+[[maybe_unused]] int next_slot;
 int block_meetings, warp_meetings[MOST_THREADS / 32];
 bool backwards_;
 std::vector<Array> arrays;
 std::vector<u8 *> old_memory;      // of earlier blocks, until the launch ends
-[[maybe_unused]] u8 *tokens;     // ThreadSanitizer's names of barriers: two for the block, two for each warp
+[[maybe_unused]] u8 *tokens;     // ThreadSanitizer's names of the beginning and of barriers: two of the block, two of each warp
 const simt_entry *entry;
 void **arguments;
 std::mutex one_launch;
@@ -221,6 +222,8 @@ void next() {
 void run() {
 #if defined(SIMT_ASAN)
     __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
+#elif defined(SIMT_TSAN)
+    __tsan_acquire(tokens);
 #endif
     entry->call(entry->function, arguments);
     current->left = true;
@@ -238,8 +241,6 @@ void prepare(Fiber *fiber, int thread) {
     fiber->waits = nullptr, fiber->left = false;
 #if defined(SIMT_ASAN)
     __asan_unpoison_memory_region(fiber->stack, STACK);
-#elif defined(SIMT_TSAN)
-    fiber->tsan = __tsan_create_fiber(0);
 #endif
 #if defined(SIMT_UCONTEXT)
     getcontext(&fiber->context);
@@ -255,24 +256,30 @@ void prepare(Fiber *fiber, int thread) {
 #endif
 }
 
-void *map_stacks(void *at, size_t size) {
-    void *got = mmap(at, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | (at ? MAP_FIXED : 0), -1, 0);
-    if (got == MAP_FAILED) std::perror("simt: stacks"), std::abort();
-    return got;
+#if defined(SIMT_TSAN)
+// The sanitizer's threads are dear (a millisecond and a megabyte), so there are only so many, each with its stack, and blocks
+// take them in turn. A race is seen between blocks that follow each other, and not where they are so far apart that they share
+// threads.
+void make_stacks(int threads) {
+    static struct { char *stack; void *thread; } slots[2 * MOST_THREADS];
+    const int count = 2 * threads > SLOTS ? 2 * threads : SLOTS;
+    for (int i = 0; i < threads; i++, next_slot++) {
+        auto &slot = slots[next_slot % count];
+        if (!slot.stack) slot.stack = static_cast<char *>(std::malloc(STACK)), slot.thread = __tsan_create_fiber(0);
+        fibers[i].stack = slot.stack, fibers[i].stack_size = STACK, fibers[i].tsan = slot.thread;
+    }
 }
-
+#else
 // Stacks for so many threads, each with a page below it that nobody may touch.
 void make_stacks(int threads) {
     static int made;
     for (; made < threads; made++) {
-        char *at = static_cast<char *>(map_stacks(nullptr, GUARD + STACK));
-        mprotect(at, GUARD, PROT_NONE);
-        fibers[made].stack = at + GUARD, fibers[made].stack_size = STACK;
+        void *at = mmap(nullptr, GUARD + STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (at == MAP_FAILED || mprotect(at, GUARD, PROT_NONE)) std::perror("simt: stacks"), std::abort();
+        fibers[made].stack = static_cast<char *>(at) + GUARD, fibers[made].stack_size = STACK;
     }
-#if defined(SIMT_TSAN)   // what another thread had on this stack is forgotten
-    for (int i = 0; i < threads; i++) map_stacks(fibers[i].stack, STACK);
-#endif
 }
+#endif
 
 u8 *allocate(size_t size) {
     void *at = nullptr;
@@ -295,7 +302,7 @@ void renew_memory(size_t shared) {
 #if defined(SIMT_TSAN)   // the blocks' memories have nothing in common
     for (const Array &array : arrays) old_memory.push_back(array.at);
     arrays.clear();
-    tokens = allocate(2 + 2 * MOST_THREADS / 32);
+    tokens = allocate(3 + 2 * MOST_THREADS / 32);
     old_memory.push_back(tokens);
 #endif
     if (arrays.empty()) arrays.push_back({&block, "dynamic_shared()", shared, allocate(shared), {"the launch", 0}});
@@ -313,6 +320,9 @@ void forget_memory() {
 void run_block(size_t shared) {
     renew_memory(shared);
     make_stacks(block.threads);
+#if defined(SIMT_TSAN)
+    __tsan_release(tokens);
+#endif
     left_of_block = waiting_of_block = block_meetings = first_ready = ready_count = 0;
     std::memset(waiting_of_warp, 0, sizeof waiting_of_warp);
     std::memset(warp_meetings, 0, sizeof warp_meetings);
@@ -322,9 +332,6 @@ void run_block(size_t shared) {
         make_ready(thread);
     }
     next();
-#if defined(SIMT_TSAN)
-    for (int i = 0; i < block.threads; i++) __tsan_destroy_fiber(fibers[i].tsan);
-#endif
     if (error.empty()) look_at_gaps();
 }
 
@@ -366,7 +373,7 @@ void meet(const Meeting &meeting, void *brought, Place place) {
     const int count = meeting.whole_block ? block.threads : lanes_of(warp);
     waiting_of_warp[warp]++, waiting_of_block++;
 #if defined(SIMT_TSAN)
-    u8 *token = meeting.whole_block ? tokens + block_meetings % 2 : tokens + 2 + 2 * warp + warp_meetings[warp] % 2;
+    u8 *token = meeting.whole_block ? tokens + 1 + block_meetings % 2 : tokens + 3 + 2 * warp + warp_meetings[warp] % 2;
     const bool orders = &meeting == &BLOCK || &meeting == &WARPS;
     if (orders) __tsan_release(token);
 #endif
@@ -571,6 +578,7 @@ int simt_launch(const simt_entry *entry, const int *grid, int threads, size_t sh
     current = &scheduler;
 #if defined(SIMT_TSAN)
     scheduler.tsan = __tsan_get_current_fiber();
+    next_slot = 0;
 #elif defined(SIMT_ASAN)
     pthread_attr_t attributes;
     void *stack;

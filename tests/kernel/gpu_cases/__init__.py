@@ -1,9 +1,10 @@
 """Small launches of every GPU kernel, one module for each module of `backends.gpu.ops`.
 
 A module `gpu_cases/<module>.py` has a table CASES: a name -> a function (rng, warp) that makes a Case. The name is the
-symbol that the case is there for, or `symbol:variant` (another shape, another mode); every symbol of the module's SYMBOLS
-has one. test_simt.py runs the tables: the fast sample every symbol at both widths and some under sanitizers, the slow tier
-all. A function must make the same case from the same `rng`, and keep it small: some ten blocks, a few milliseconds.
+symbol that the case is there for, or `symbol:variant` (another shape, another mode); every symbol of the module's
+SYMBOLS has one. test_simt.py runs the tables: the fast sample every symbol at both widths and some under sanitizers,
+the slow tier all. A function must make the same case from the same `rng`, and keep it small: some ten blocks, a few
+milliseconds.
 
     def _norm(rng: np.random.Generator, warp: int) -> Case:
         rows, width = int(rng.integers(1, 4)), int(rng.integers(1, 300))       # tails
