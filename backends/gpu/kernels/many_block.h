@@ -1,0 +1,213 @@
+// What a block of threads does for products with many rows: out = x W^T for ROWS rows of x and OUTS rows of W.
+//
+// x is halves (halve_rows.h: a row times a power of two, lines padded with zeros to MANY_PAD), W a packed or a float matrix. In steps
+// of K columns the block copies its part of x into block memory, unpacks its part of W into halves beside it, each weight once,
+// and multiplies the two with matrix cores into registers, in single precision. While it multiplies, the loads of the next step are
+// under way into registers: x as it is, W still packed.
+//
+// Two shapes.
+//
+//     r128   128 rows x 128 outputs, K = 64, 256 threads        from 65 rows on
+//     r32     32 rows x  32 outputs, K = 128, 128 threads       up to 64 rows, and experts with few rows each
+//
+// r128 is for the multipliers. On sm_86 a multiprocessor does 512 multiply-adds a cycle with sums in single precision: 128 x 128 x 64 take
+// 2048 cycles. In these, block memory (128 bytes a cycle) carries per warp and 16 columns four fragments of A and two of B, 3 KiB:
+// 8 warps x 4 x 24 = 768 cycles, and 256 more for the stores: half of what is there. Unpacking is 8192 weights at 3 to 5
+// instructions, 190 to 320 of the 2048 issue cycles of each of four schedulers; the matrix cores run meanwhile for other warps.
+// From L2: 16 KiB of x, 4.6 KiB of W (4.5 bits): 10 bytes a cycle, of some 20. 64 sums, 16 words of x, the packed
+// group and 12 words of fragments fit in 128 registers: two blocks to a multiprocessor (37 KiB of block memory each), so that one
+// multiplies while the other waits at a barrier. What is left to lose are the barriers and the tail of the grid: 70 to 80 % of the peak.
+// A bigger tile would need more registers than two blocks have; a smaller one loads block memory as fast as the cores work.
+//
+// r32 is for bandwidth. With 32 rows, 32 outputs and 4.5 bits a weight an sm_86 card needs as long to multiply as to
+// read W, and 64-output blocks would be fewer than multiprocessors for matrices of 4096: small ones give twice as many loads in
+// flight (128 groups of 18 bytes a block, five blocks of 17 KiB each). Its ratio of block memory to products is worse, 100 % of
+// the bandwidth for half of the peak, so from 65 rows on, where its W would be read three times, r128 is ahead even half empty.
+//
+// AMD. RDNA 3 and 4 have the same 512 multiply-adds per cycle and compute unit but issue them on the vector units: there unpacking comes on top,
+// 20 % more time. With waves of 64 (CDNA) four warps share the tile, 64 x 64 each, 64 sums a lane as well. Cards without matrix
+// cores multiply with dot2 or fma (tiles_plain.h), at the peak of their vector units less the unpacking.
+//
+// Block memory has no bank conflicts: lines are tile_stride(K) apart, an odd number of 16 byte groups, so eight lines' fragments lie
+// in all 32 banks. x is stored with the eight lanes of a phase in one line; W with lanes as `line_of` and `group_of` say: they put
+// four lines and two groups side by side into a phase, at 16 byte groups line + 4 group, all different modulo 8.
+//
+// All sums run over k in steps of 16 in order, in both shapes. So a row's result is the same bits in each, whatever other rows there are.
+#pragma once
+
+#include "quants.h"
+
+constexpr int MANY_PAD = 128;   // halves: lines of x are padded to a multiple
+
+template <int ROWS_, int OUTS_, int K_, int THREADS_, int BLOCKS_> struct ManyShape {
+    static constexpr int ROWS = ROWS_, OUTS = OUTS_, K = K_, THREADS = THREADS_, BLOCKS = BLOCKS_;
+    static constexpr int STRIDE = tile_stride(K), LINES = ROWS + OUTS;
+    // Warps as a grid, two over the rows; tiles of each
+    static constexpr int OUT_WARPS = THREADS / WARP / 2, ROW_TILES = ROWS / 32, OUT_TILES = OUTS / 16 / OUT_WARPS;
+    // Groups of weights in a line's K, and words of 16 bytes of x that a thread copies
+    static constexpr int GROUPS = K / GROUP, COPIES = ROWS * K / 8 / THREADS;
+    static_assert(OUTS * GROUPS == THREADS, "each thread unpacks one group in a step");
+};
+// Blocks of a multiprocessor, which set how many registers a thread may have: what its block memory holds, or fewer where
+// the fragments of cards without matrix cores need the registers.
+#if defined(__GFX9__)
+using ManyR128 = ManyShape<128, 128, 64, 256, 1>;
+using ManyR32 = ManyShape<32, 32, 128, 128, 1>;
+#elif defined(__AMDGCN__)
+using ManyR128 = ManyShape<128, 128, 64, 256, 1>;
+using ManyR32 = ManyShape<32, 32, 128, 128, 3>;
+#elif defined(TILES_MMA8)
+using ManyR128 = ManyShape<128, 128, 64, 256, 1>;
+using ManyR32 = ManyShape<32, 32, 128, 128, 3>;
+#else
+using ManyR128 = ManyShape<128, 128, 64, 256, 2>;
+using ManyR32 = ManyShape<32, 32, 128, 128, 5>;
+#endif
+
+// Without matrix cores a step of 16 k is hundreds of instructions: not written out several times.
+#if defined(TILES_PLAIN) && !defined(EMULATED)
+#define EACH_K _Pragma("unroll 1")
+#else
+#define EACH_K UNROLL
+#endif
+
+// ---------------------------------------------------------------------------------------------------- lines of the weights
+
+// The rows of W and, of one row, the bits of a group of 32 as they come from memory. Past the last group a weight is 0.
+template <class Q> struct Lines { Matrix<Q> packed; int groups; };
+template <class Q> struct Piece { typename Q::Bits bits; bool here; };
+
+template <class Q> DEVICE Lines<Q> lines_of(Q, const void *at, int rows, int cols) {
+    return {matrix<Q>(at, rows, cols), cols / GROUP};
+}
+template <class Q> DEVICE void get_piece(Q, Piece<Q> &piece, const Lines<Q> &lines, i64 row, int group) {
+    piece.here = group < lines.groups;
+    if (piece.here) piece.bits = fetch(Q(), lines.packed, row, group);
+}
+template <class Q> DEVICE void put_piece(Q, const Piece<Q> &piece, half_t *to) {
+    Group g;
+    u32 pairs[8] = {};
+    if (piece.here) unpack(piece.bits, g);
+    UNROLL for (int part = 0; part < 2; part++) {
+        if (piece.here) halves_of<Q>(g, part, pairs);
+        store128(to + 16 * part, {pairs[0], pairs[1], pairs[2], pairs[3]});
+        store128(to + 16 * part + 8, {pairs[4], pairs[5], pairs[6], pairs[7]});
+    }
+}
+
+// Floats: lines padded to 16 bytes with zeros. Values above 65504 become infinite.
+struct FloatLines { const u8 *at; i64 line; int words; };
+struct FloatPiece { Words4 words[4]; };
+template <> struct Lines<f32> : FloatLines {};
+template <> struct Lines<f16> : FloatLines {};
+template <> struct Lines<bf16> : FloatLines {};
+template <> struct Piece<f32> : FloatPiece {};
+template <> struct Piece<f16> : FloatPiece {};
+template <> struct Piece<bf16> : FloatPiece {};
+
+template <class F> DEVICE Lines<F> float_lines(const void *at, int cols) {
+    Lines<F> lines;
+    lines.at = (const u8 *)at;
+    lines.words = ceil_div(cols * F::SIZE, 16);
+    lines.line = 16 * (i64)lines.words;
+    return lines;
+}
+DEVICE Lines<f32> lines_of(f32, const void *at, int, int cols) { return float_lines<f32>(at, cols); }
+DEVICE Lines<f16> lines_of(f16, const void *at, int, int cols) { return float_lines<f16>(at, cols); }
+DEVICE Lines<bf16> lines_of(bf16, const void *at, int, int cols) { return float_lines<bf16>(at, cols); }
+
+DEVICE Words4 float_word(const FloatLines &lines, i64 row, int word) {
+    return word < lines.words ? load_once(lines.at + row * lines.line + 16 * word) : Words4{0, 0, 0, 0};
+}
+DEVICE u32 half_pair(float low, float high) { return (u32)float_to_half(low) | (u32)float_to_half(high) << 16; }
+
+// Single precision is turned at once: 32 words would be too many to keep.
+DEVICE void get_piece(f32, Piece<f32> &piece, const Lines<f32> &lines, i64 row, int group) {
+    UNROLL for (int i = 0; i < 4; i++) {
+        const Words4 a = float_word(lines, row, 8 * group + 2 * i), b = float_word(lines, row, 8 * group + 2 * i + 1);
+        piece.words[i] = {half_pair(bits_float(a.x), bits_float(a.y)), half_pair(bits_float(a.z), bits_float(a.w)),
+                          half_pair(bits_float(b.x), bits_float(b.y)), half_pair(bits_float(b.z), bits_float(b.w))};
+    }
+}
+template <class F> DEVICE void get_halves(Piece<F> &piece, const Lines<F> &lines, i64 row, int group) {
+    UNROLL for (int i = 0; i < 4; i++) piece.words[i] = float_word(lines, row, 4 * group + i);
+}
+DEVICE void get_piece(f16, Piece<f16> &piece, const Lines<f16> &lines, i64 row, int group) { get_halves(piece, lines, row, group); }
+DEVICE void get_piece(bf16, Piece<bf16> &piece, const Lines<bf16> &lines, i64 row, int group) { get_halves(piece, lines, row, group); }
+
+DEVICE void put_words(const FloatPiece &piece, half_t *to) { UNROLL for (int i = 0; i < 4; i++) store128(to + 8 * i, piece.words[i]); }
+DEVICE void put_piece(f32, const Piece<f32> &piece, half_t *to) { put_words(piece, to); }
+DEVICE void put_piece(f16, const Piece<f16> &piece, half_t *to) { put_words(piece, to); }
+DEVICE u32 from_bf16(u32 pair) { return half_pair(bits_float(pair << 16), bits_float(pair & 0xffff0000u)); }
+DEVICE void put_piece(bf16, const Piece<bf16> &piece, half_t *to) {
+    UNROLL for (int i = 0; i < 4; i++) {
+        const Words4 w = piece.words[i];
+        store128(to + 8 * i, {from_bf16(w.x), from_bf16(w.y), from_bf16(w.z), from_bf16(w.w)});
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------- the product
+
+// Which line and which of its groups a thread unpacks: lanes 0 and 1 two groups, lanes 0, 2, 4, 6 four lines.
+template <class S> DEVICE int group_of() { return S::GROUPS == 2 ? thread() % 2 : thread() % 2 + thread() / 8 % 2 * 2; }
+template <class S> DEVICE int line_of() { return S::GROUPS == 2 ? thread() / 2 : thread() / 2 % 4 + thread() / 16 * 4; }
+
+// The block's outputs: for each `done(row, out, value)` with row below S::ROWS and out below S::OUTS, once in the block; value
+// still has the row's power of two. `line(row)` says which line of x row has (any readable one past the last), `first_out` the row
+// of W that out 0 is, `last_out` the last that may be read. `memory`: S::LINES * S::STRIDE halves.
+template <class Q, class S, class Line, class Done>
+DEVICE void many_block(half_t *memory, const half_t *x, int pitch, const Lines<Q> &w, i64 first_out, i64 last_out, int cols,
+                       Line line, Done done) {
+    half_t *const x_part = memory, *const w_part = memory + S::ROWS * S::STRIDE;
+    constexpr int WORDS = S::K / 8;   // of a line of x in a step
+    const int x_line = thread() / WORDS, x_word = thread() % WORDS;
+    SHARED(u32, x_lines, S::ROWS);   // where lines of x begin, in words of 16 bytes: here they take no registers
+    for (int i = thread(); i < S::ROWS; i += S::THREADS) x_lines[i] = (u32)line(i) * (u32)(pitch / 8);
+    block_barrier();
+    const i64 wanted = first_out + line_of<S>(), w_row = wanted < last_out ? wanted : last_out;
+
+    TileC c[S::ROW_TILES][S::OUT_TILES];
+    UNROLL for (int i = 0; i < S::ROW_TILES; i++) {
+        UNROLL for (int j = 0; j < S::OUT_TILES; j++) tile_zero(c[i][j]);
+    }
+    const int first_row = warp() / S::OUT_WARPS * (S::ROW_TILES * 16), first_col = warp() % S::OUT_WARPS * (S::OUT_TILES * 16);
+
+    Words4 next_x[S::COPIES];
+    Piece<Q> next_w;
+    auto get = [&](int step) {
+        UNROLL for (int i = 0; i < S::COPIES; i++) {
+            const u32 at = x_lines[x_line + i * (S::THREADS / WORDS)] + (u32)(step * WORDS + x_word);
+            next_x[i] = load128(x + 8 * (i64)at);
+        }
+        get_piece(Q(), next_w, w, w_row, step * S::GROUPS + group_of<S>());
+    };
+    auto put = [&]() {
+        UNROLL for (int i = 0; i < S::COPIES; i++) {
+            store128(x_part + (x_line + i * (S::THREADS / WORDS)) * S::STRIDE + 8 * x_word, next_x[i]);
+        }
+        put_piece(Q(), next_w, w_part + line_of<S>() * S::STRIDE + group_of<S>() * GROUP);
+    };
+
+    const int steps = ceil_div(cols, S::K);
+    get(0);
+    for (int step = 0; step < steps; step++) {
+        block_barrier();
+        put();
+        block_barrier();
+        if (step + 1 < steps) get(step + 1);
+        EACH_K for (int k = 0; k < S::K; k += 16) {
+            TileB b[S::OUT_TILES];
+            UNROLL for (int j = 0; j < S::OUT_TILES; j++) tile_load_b(b[j], w_part + (first_col + 16 * j) * S::STRIDE + k, S::STRIDE);
+            UNROLL for (int i = 0; i < S::ROW_TILES; i++) {
+                TileA a;
+                tile_load_a(a, x_part + (first_row + 16 * i) * S::STRIDE + k, S::STRIDE);
+                UNROLL for (int j = 0; j < S::OUT_TILES; j++) tile_multiply(c[i][j], a, b[j]);
+            }
+        }
+    }
+    UNROLL for (int i = 0; i < S::ROW_TILES; i++) {
+        UNROLL for (int j = 0; j < S::OUT_TILES; j++) {
+            tile_each(c[i][j], [&](int row, int col, float &value) { done(first_row + 16 * i + row, first_col + 16 * j + col, value); });
+        }
+    }
+}
