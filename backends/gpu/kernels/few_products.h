@@ -104,18 +104,6 @@ DEVICE void few_products(Q, float (&sums)[R][FEW_OUTS], const void *w, i64 matri
 //
 // A lane takes 16 bytes of a row, 4 or 8 weights, and the same columns of x.
 
-DEVICE void floats_of(f32, const Words4 &bits, float (&v)[4]) {
-    UNROLL for (int i = 0; i < 4; i++) v[i] = bits_float(word_of(bits, i));
-}
-DEVICE void floats_of(f16, const Words4 &bits, float (&v)[8]) {
-    UNROLL for (int i = 0; i < 8; i++) v[i] = half_to_float((half_t)(word_of(bits, i / 2) >> i % 2 * 16));
-}
-DEVICE void floats_of(bf16, const Words4 &bits, float (&v)[8]) {
-    UNROLL for (int i = 0; i < 8; i++) v[i] = bits_float(i % 2 ? word_of(bits, i / 2) & 0xffff0000u : word_of(bits, i / 2) << 16);
-}
-
-DEVICE i64 float_row_bytes(int cols, int size) { return ((i64)cols * size + 15) / 16 * 16; }
-
 template <class F, int R>
 DEVICE void few_float_products(F, float (&sums)[R][FEW_OUTS], const void *w, int cols, const FloatActs &acts,
                                const FewRows &rows, int team) {

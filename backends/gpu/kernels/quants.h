@@ -20,11 +20,11 @@
 //
 // The types, in lower case, are empty structs:
 //
-//     BLOCK             elements of a block in the file
+//     BLOCK             weights of a block in the file, which has FILE_BYTES
 //     P0 .. P3          bytes of a block in each plane, 0 where there is none
 //     SCALES, MINS      as above
 //
-// and floats (f32, f16, bf16) have SIZE instead: one plane, rows padded to 16 bytes (linear_few.h).
+// and floats (f32, f16, bf16) have SIZE instead: one plane, rows padded with zeros to 16 bytes.
 //
 // `EACH_QUANT(X)` expands X(type) for all packed types, `EACH_FLOAT(X)` for floats. With -DQUANT=q4_k the one has that type
 // alone and the other none; with -DQUANT=bf16 the other way round. X may paste its argument.
@@ -99,9 +99,27 @@ template <class Q> DEVICE void halves_of(const Group &g, int part, u32 (&pairs)[
 #include "quants_blocks.h"
 #include "quants_k.h"
 
+// ---------------------------------------------------------------------------------------------------------------- floats
+
 struct f32 { static constexpr int SIZE = 4; };
 struct f16 { static constexpr int SIZE = 2; };
 struct bf16 { static constexpr int SIZE = 2; };
+
+// 16 bytes of a row.
+DEVICE void floats_of(f32, const Words4 &bits, float (&v)[4]) {
+    UNROLL for (int i = 0; i < 4; i++) v[i] = bits_float(word_of(bits, i));
+}
+DEVICE void floats_of(f16, const Words4 &bits, float (&v)[8]) {
+    UNROLL for (int i = 0; i < 8; i++) v[i] = half_to_float((half_t)(word_of(bits, i / 2) >> i % 2 * 16));
+}
+DEVICE void floats_of(bf16, const Words4 &bits, float (&v)[8]) {
+    UNROLL for (int i = 0; i < 8; i++) v[i] = bits_float(i % 2 ? word_of(bits, i / 2) & 0xffff0000u : word_of(bits, i / 2) << 16);
+}
+
+// From row to row.
+DEVICE i64 float_row_bytes(int cols, int size) { return ((i64)cols * size + 15) / 16 * 16; }
+
+// ----------------------------------------------------------------------------------------------------------- lists of types
 
 // A name that no line here defines counts as 0 for the preprocessor: of the types only these three are floats.
 #define IS_FLOAT_f32 1

@@ -35,7 +35,7 @@ constexpr u32 TURN = 0x80808080u;   // turns q into q minus half its range, in t
 // --------------------------------------------------------------------------------------------------------- Q4_0, Q4_1
 
 struct q4_0 {
-    static constexpr int BLOCK = 32, P0 = 16, P1 = 2, P2 = 0, P3 = 0, SCALES = 1;
+    static constexpr int BLOCK = 32, FILE_BYTES = 18, P0 = 16, P1 = 2, P2 = 0, P3 = 0, SCALES = 1;
     static constexpr bool MINS = false;
     struct Bits { Words4 q; u32 d; };
 };
@@ -50,7 +50,7 @@ DEVICE void unpack(const q4_0::Bits &b, Group &g) {
 }
 
 struct q4_1 {
-    static constexpr int BLOCK = 32, P0 = 16, P1 = 4, P2 = 0, P3 = 0, SCALES = 1;
+    static constexpr int BLOCK = 32, FILE_BYTES = 20, P0 = 16, P1 = 4, P2 = 0, P3 = 0, SCALES = 1;
     static constexpr bool MINS = true;
     struct Bits { Words4 q; u32 dm; };
 };
@@ -67,7 +67,7 @@ DEVICE void unpack(const q4_1::Bits &b, Group &g) {
 // --------------------------------------------------------------------------------------------------------- Q5_0, Q5_1
 
 struct q5_0 {
-    static constexpr int BLOCK = 32, P0 = 16, P1 = 4, P2 = 2, P3 = 0, SCALES = 1;
+    static constexpr int BLOCK = 32, FILE_BYTES = 22, P0 = 16, P1 = 4, P2 = 2, P3 = 0, SCALES = 1;
     static constexpr bool MINS = false;
     struct Bits { Words4 q; u32 fifth, d; };
 };
@@ -82,7 +82,7 @@ DEVICE void unpack(const q5_0::Bits &b, Group &g) {
 }
 
 struct q5_1 {
-    static constexpr int BLOCK = 32, P0 = 16, P1 = 4, P2 = 4, P3 = 0, SCALES = 1;
+    static constexpr int BLOCK = 32, FILE_BYTES = 24, P0 = 16, P1 = 4, P2 = 4, P3 = 0, SCALES = 1;
     static constexpr bool MINS = true;
     struct Bits { Words4 q; u32 fifth, dm; };
 };
@@ -102,7 +102,7 @@ DEVICE void unpack(const q5_1::Bits &b, Group &g) {
 // The first 16 and the last 16 of each group are planes of their own: neighbouring lanes then read neighbouring 16 bytes.
 
 struct q8_0 {
-    static constexpr int BLOCK = 32, P0 = 16, P1 = 16, P2 = 2, P3 = 0, SCALES = 1;
+    static constexpr int BLOCK = 32, FILE_BYTES = 34, P0 = 16, P1 = 16, P2 = 2, P3 = 0, SCALES = 1;
     static constexpr bool MINS = false;
     struct Bits { Words4 low, high; u32 d; };
 };
@@ -133,7 +133,7 @@ DEVICE Words4 uneven_sixteen() { return {0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 
 DEVICE Words4 e2m1_doubled() { return {0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu}; }
 
 struct iq4_nl {
-    static constexpr int BLOCK = 32, P0 = 16, P1 = 2, P2 = 0, P3 = 0, SCALES = 1;
+    static constexpr int BLOCK = 32, FILE_BYTES = 18, P0 = 16, P1 = 2, P2 = 0, P3 = 0, SCALES = 1;
     static constexpr bool MINS = false;
     struct Bits { Words4 q; u32 d; };
 };
@@ -148,7 +148,7 @@ DEVICE void unpack(const iq4_nl::Bits &b, Group &g) {
 
 // The scale is a power of two, 2^(e - 128) with the doubled values; the two smallest are not normal floats.
 struct mxfp4 {
-    static constexpr int BLOCK = 32, P0 = 16, P1 = 1, P2 = 0, P3 = 0, SCALES = 1;
+    static constexpr int BLOCK = 32, FILE_BYTES = 17, P0 = 16, P1 = 1, P2 = 0, P3 = 0, SCALES = 1;
     static constexpr bool MINS = false;
     struct Bits { Words4 q; u32 e; };
 };
@@ -168,7 +168,7 @@ DEVICE float e4m3_halved(u32 code) {
 }
 
 struct nvfp4 {
-    static constexpr int BLOCK = 64, P0 = 32, P1 = 4, P2 = 0, P3 = 0, SCALES = 2;
+    static constexpr int BLOCK = 64, FILE_BYTES = 36, P0 = 32, P1 = 4, P2 = 0, P3 = 0, SCALES = 2;
     static constexpr bool MINS = false;
     struct Bits { Words4 q; u32 e; };
 };

@@ -19,7 +19,7 @@ DEVICE void scales_of_six(const Words4 &head, int j, Group &g) {
 }
 
 struct q4_k {
-    static constexpr int BLOCK = 256, P0 = 128, P1 = 16, P2 = 0, P3 = 0, SCALES = 1;
+    static constexpr int BLOCK = 256, FILE_BYTES = 144, P0 = 128, P1 = 16, P2 = 0, P3 = 0, SCALES = 1;
     static constexpr bool MINS = true;
     struct Bits { Words4 q, head; int j; };
 };
@@ -33,7 +33,7 @@ DEVICE void unpack(const q4_k::Bits &b, Group &g) {
 }
 
 struct q5_k {
-    static constexpr int BLOCK = 256, P0 = 128, P1 = 32, P2 = 16, P3 = 0, SCALES = 1;
+    static constexpr int BLOCK = 256, FILE_BYTES = 176, P0 = 128, P1 = 32, P2 = 16, P3 = 0, SCALES = 1;
     static constexpr bool MINS = true;
     struct Bits { Words4 q, head; u32 fifth; int j; };
 };
@@ -51,7 +51,7 @@ DEVICE void unpack(const q5_k::Bits &b, Group &g) {
 // --------------------------------------------------------------------------------------------------- Q6_K, Q3_K, Q2_K
 
 struct q6_k {
-    static constexpr int BLOCK = 256, P0 = 128, P1 = 64, P2 = 16, P3 = 2, SCALES = 2;
+    static constexpr int BLOCK = 256, FILE_BYTES = 210, P0 = 128, P1 = 64, P2 = 16, P3 = 2, SCALES = 2;
     static constexpr bool MINS = false;
     struct Bits { Words4 q; TwoWords upper; u32 scales, d; };
 };
@@ -70,7 +70,7 @@ DEVICE void unpack(const q6_k::Bits &b, Group &g) {
 
 // Scales of six bits: the lower four of sixteen, group j's in byte j, then the upper two, group j's in bits 4j ... 4j + 3.
 struct q3_k {
-    static constexpr int BLOCK = 256, P0 = 64, P1 = 32, P2 = 12, P3 = 2, SCALES = 2;
+    static constexpr int BLOCK = 256, FILE_BYTES = 110, P0 = 64, P1 = 32, P2 = 12, P3 = 2, SCALES = 2;
     static constexpr bool MINS = false;
     struct Bits { TwoWords q; u32 third, low, upper, d; int j; };
 };
@@ -88,7 +88,7 @@ DEVICE void unpack(const q3_k::Bits &b, Group &g) {
 }
 
 struct q2_k {
-    static constexpr int BLOCK = 256, P0 = 64, P1 = 16, P2 = 4, P3 = 0, SCALES = 2;
+    static constexpr int BLOCK = 256, FILE_BYTES = 84, P0 = 64, P1 = 16, P2 = 4, P3 = 0, SCALES = 2;
     static constexpr bool MINS = true;
     struct Bits { TwoWords q; u32 scales, dm; };
 };
@@ -111,7 +111,7 @@ DEVICE void unpack(const q2_k::Bits &b, Group &g) {
 
 // The 8 bytes in front of a block are the file's: d, upper two bits of eight scales, lower four of them.
 struct iq4_xs {
-    static constexpr int BLOCK = 256, P0 = 128, P1 = 8, P2 = 0, P3 = 0, SCALES = 1;
+    static constexpr int BLOCK = 256, FILE_BYTES = 136, P0 = 128, P1 = 8, P2 = 0, P3 = 0, SCALES = 1;
     static constexpr bool MINS = false;
     struct Bits { Words4 q; TwoWords head; int j; };
 };
@@ -128,7 +128,7 @@ DEVICE void unpack(const iq4_xs::Bits &b, Group &g) {
 // ------------------------------------------------------------------------------------------------------------ ternary
 
 struct tq2_0 {
-    static constexpr int BLOCK = 256, P0 = 64, P1 = 2, P2 = 0, P3 = 0, SCALES = 1;
+    static constexpr int BLOCK = 256, FILE_BYTES = 66, P0 = 64, P1 = 2, P2 = 0, P3 = 0, SCALES = 1;
     static constexpr bool MINS = false;
     struct Bits { TwoWords q; u32 d; };
 };
@@ -147,7 +147,7 @@ DEVICE void unpack(const tq2_0::Bits &b, Group &g) {
 // Five digits of base 3 to a byte, the first one the highest: digit n is the upper part of 3 (byte 3^n mod 256). The first 160
 // weights are digits 0 .. 4 of bytes 0 .. 31, the next 80 those of bytes 32 .. 47, the last 16 digits 0 .. 3 of bytes 48 .. 51.
 struct tq1_0 {
-    static constexpr int BLOCK = 256, P0 = 52, P1 = 2, P2 = 0, P3 = 0, SCALES = 1;
+    static constexpr int BLOCK = 256, FILE_BYTES = 54, P0 = 52, P1 = 2, P2 = 0, P3 = 0, SCALES = 1;
     static constexpr bool MINS = false;
     struct Bits { u32 q[8]; u32 d; int j; };
 };

@@ -1,0 +1,5 @@
+#include "device.h"
+#include "dequantize.h"
+
+EACH_QUANT(DEQUANTIZE)
+EACH_FLOAT(DEQUANTIZE)
