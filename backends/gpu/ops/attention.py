@@ -1,0 +1,317 @@
+"""Launches of the attention ops: RopeStore, Attention in its forms, MergeAttention.
+
+    rope_store_<kv>                q and k normed and rotated in place, K and V into their page
+    attention_few_<kv>_d<dims>     decode and verify: parts of attention, then attention_merge puts them together
+    attention_many_<kv>_d<dims>    prefill on matrix cores, whole; or in parts, for more queries than `few` likes
+    attention_latent_<kv>          the same for one shared head of latent rows, whose first LATENT dims are the values
+    attention_merge                parts of one rank
+    merge_attention                partial attentions of all ranks
+
+Shapes, units and what the numbers mean: backends/ops.py; how memory lies: backends/gpu/kernels/kv.h and attention.h.
+`<kv>` is f32, f16, bf16, q8_0 or f8; dims are those of HEAD_DIMS, of q8_0 only multiples of 32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import pi
+
+import numpy as np
+import numpy.typing as npt
+
+from backends.base import PAGE_LEN
+from backends.gpu.launch import Launch, Param, Symbol, params
+
+KV_TYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "f8": "F8"}
+"""By the name in symbols, the type as capability tables have it."""
+HEAD_DIMS = (16, 32, 64, 80, 96, 128, 192, 256, 512)
+LATENT, LATENT_ROPE = 512, 64
+"""Dims of a latent row that are values, and those behind them that only turn."""
+
+ROPE_UNITS = 8
+"""Heads that a block of rope_store takes."""
+FEW_STEP_PAGES = 8
+"""Parts of attention are whole steps of attention_few."""
+MAX_PART_PAGES = 256
+MANY_COLS = 32
+"""Positions that attention_many takes at once."""
+
+ROPE_PARAMS = params(
+    "q, k, v, k_pool, v_pool, positions, slots, turns, q_norm, k_norm, i32 heads, i32 kv_heads, i32 dims, i32 q_step,"
+    " i32 q_stride, i32 k_stride, i32 v_stride, i32 pool_pages, i32 pairs, i32 interleaved, i32 v_norm, float eps,"
+    " float magnitude"
+)
+ATTENTION_PARAMS = params(
+    "out, q, k_pool, v_pool, tables, positions, lanes, tiles, part_stats, part_values, sinks, i32 heads, i32 kv_heads,"
+    " i32 q_step, i32 q_stride, i32 out_stride, i32 lane_pages, i32 pool_pages, i32 window, i32 tile_rows,"
+    " i32 part_pages, i32 max_parts, i32 gated, i32 partial, float scale, float softcap"
+)
+MERGE_PARAMS = params(
+    "out, every, sinks, gates, i32 ranks, i32 heads, i32 dims, i32 first, i32 out_stride, i32 gate_stride"
+)
+
+
+def many_rows(dims: int) -> int:
+    """Queries of a block of attention_many."""
+    return 64 if dims <= 256 else 32
+
+
+def many_threads(dims: int) -> int:
+    return 256 if 128 < dims <= 256 else 128
+
+
+def few_queries(kv: str) -> int:
+    """Queries of a block of attention_few."""
+    return 4 if kv in ("q8_0", "f8") else 8
+
+
+def heads_of(kv: str) -> tuple[int, ...]:
+    """The head sizes that attention over a KV type is built for."""
+    return tuple(dims for dims in HEAD_DIMS if kv != "q8_0" or dims % 32 == 0)
+
+
+def _rope_store(kv: str) -> Symbol:
+    return Symbol(f"rope_store_{kv}", "rope_store", "RopeStore", ROPE_PARAMS, 128, (KV_TYPES[kv],), kv)
+
+
+def _few(kv: str, dims: int) -> Symbol:
+    name = f"attention_few_{kv}_d{dims}"
+    return Symbol(
+        name, "attention_few", "Attention", ATTENTION_PARAMS, 128, (KV_TYPES[kv],), f"{kv}_d{dims}", ("load128",)
+    )
+
+
+ROPE_STORE = {kv: _rope_store(kv) for kv in KV_TYPES}
+FEW = {(kv, dims): _few(kv, dims) for kv in KV_TYPES for dims in heads_of(kv)}
+MERGE = Symbol("attention_merge", "attention_merge", "Attention", (*ATTENTION_PARAMS, Param("dims", "i32")), 128)
+MERGE_RANKS = Symbol("merge_attention", "merge_attention", "MergeAttention", MERGE_PARAMS, 128)
+
+SYMBOLS = (*ROPE_STORE.values(), *FEW.values(), MERGE, MERGE_RANKS)
+
+
+# ------------------------------------------------------------------------------------------------------------ RopeStore
+
+
+@dataclass(frozen=True)
+class RopeShape:
+    """`rows` rows. `k_stride` 0: heads side by side. `pairs`: of the rope, as many as `turns` has; 0: none turns."""
+
+    kv: str
+    rows: int
+    heads: int
+    kv_heads: int
+    dims: int
+    q_step: int
+    q_stride: int
+    pool_pages: int
+    pairs: int = 0
+    interleaved: bool = False
+    magnitude: float = 1.0
+    v_norm: bool = False
+    eps: float = 0.0
+    k_stride: int = 0
+    v_stride: int = 0
+
+
+@dataclass(frozen=True)
+class RopeMemory:
+    """Addresses; 0 where there is none. `slots` are those of the layer's KV group; norms are float32 vectors."""
+
+    q: int
+    k: int
+    v: int
+    k_pool: int
+    v_pool: int
+    positions: int
+    slots: int
+    turns: int
+    q_norm: int = 0
+    k_norm: int = 0
+
+
+def rope_turns(frequencies: Iterable[float]) -> npt.NDArray[np.uint64]:
+    """Radians per position as turns per position, in units of 2^-64 of one: exact to the last of them, whole turns left
+    out."""
+    turn = Fraction(2) * PI
+    return np.array([round(Fraction(each) / turn * 2**64) % 2**64 for each in frequencies], np.uint64)
+
+
+PI = Fraction(3141592653589793238462643383279502884197, 10**39)
+assert float(PI) == pi
+
+
+def rope_store(shape: RopeShape, memory: RopeMemory) -> tuple[Launch, ...]:
+    """Nothing where there is no row, or no head at all."""
+    units = shape.heads + shape.kv_heads
+    if not shape.rows or not units:
+        return ()
+    m, inner = memory, shape.kv_heads * shape.dims
+    args = (
+        *(m.q, m.k, m.v, m.k_pool, m.v_pool, m.positions, m.slots, m.turns, m.q_norm, m.k_norm),
+        *(shape.heads, shape.kv_heads, shape.dims, shape.q_step, shape.q_stride),
+        *(shape.k_stride or inner, shape.v_stride or inner, shape.pool_pages, shape.pairs),
+        *(int(shape.interleaved), int(shape.v_norm), shape.eps, shape.magnitude),
+    )
+    return (Launch(ROPE_STORE[shape.kv], (shape.rows, -(-units // ROPE_UNITS), 1), args),)
+
+
+# ------------------------------------------------------------------------------------------------------------ Attention
+
+
+@dataclass(frozen=True)
+class Shape:
+    """An Attention op. `q_step`, `q_stride`: floats from a query to the next head's, the next row's; `out_stride` from
+    one row to the next of out."""
+
+    kv: str
+    heads: int
+    kv_heads: int
+    dims: int
+    scale: float
+    q_step: int
+    q_stride: int
+    out_stride: int
+    lane_pages: int
+    pool_pages: int
+    window: int = 0
+    softcap: float = 0.0
+    gated: bool = False
+    partial: bool = False
+
+    @property
+    def group(self) -> int:
+        """Query heads of a kv head."""
+        return self.heads // self.kv_heads
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Addresses. `tables` are those of the layer's KV group; `part_*` as `part_floats` says, 0 without parts."""
+
+    out: int
+    q: int
+    k_pool: int
+    v_pool: int
+    tables: int
+    positions: int
+    lanes: int
+    tiles: int
+    part_stats: int = 0
+    part_values: int = 0
+    sinks: int = 0
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """`count` tiles of at most `rows` rows each, in `Memory.tiles`: int32 [count][2], first row and rows."""
+
+    count: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Attention is computed in parts of `pages` pages, of which one query sees at most `most`."""
+
+    pages: int
+    most: int
+
+
+def cut_tiles(lanes: Sequence[int] | npt.NDArray[np.int32], most: int) -> npt.NDArray[np.int32]:
+    """Runs of rows of one lane, `most` rows at a time: int32 [tiles][2], first row and rows."""
+    tiles: list[tuple[int, int]] = []
+    for row, lane in enumerate(lanes):
+        if tiles and lanes[row - 1] == lane and tiles[-1][1] < most:
+            tiles[-1] = tiles[-1][0], tiles[-1][1] + 1
+        else:
+            tiles.append((row, 1))
+    return np.array(tiles, np.int32).reshape(-1, 2)
+
+
+def parts(pages: int, shape: Shape) -> Parts:
+    """Parts of `pages` pages (whole steps) for sequences as long as a lane's table. Raises ValueError."""
+    if not 0 < pages <= MAX_PART_PAGES or pages % FEW_STEP_PAGES:
+        raise ValueError(f"parts of {pages} pages: a multiple of {FEW_STEP_PAGES}, at most {MAX_PART_PAGES}")
+    length = pages * PAGE_LEN
+    seen = -(-shape.lane_pages // pages)
+    if shape.window:
+        seen = min(seen, -(-(shape.window - 1) // length) + 1)
+    return Parts(pages, seen)
+
+
+def part_floats(shape: Shape, tiles: Tiles, parts: Parts) -> tuple[int, int]:
+    """Floats of `part_stats` and of `part_values`."""
+    each = tiles.count * tiles.rows * shape.heads * parts.most
+    return 2 * each, shape.dims * each
+
+
+def few(shape: Shape, memory: Memory, tiles: Tiles, parts: Parts) -> tuple[Launch, ...]:
+    """Decode and verify: tiles of few rows."""
+    if not tiles.count:
+        return ()
+    passes = -(-tiles.rows * shape.group // few_queries(shape.kv))
+    grid = (shape.kv_heads * passes, _tile_parts(shape, tiles, parts), tiles.count)
+    args = _arguments(shape, memory, tiles, parts)
+    return (Launch(FEW[shape.kv, shape.dims], grid, args), merge(shape, memory, tiles, parts))
+
+
+def merge(shape: Shape, memory: Memory, tiles: Tiles, parts: Parts) -> Launch:
+    """Parts that are there become the op's result."""
+    args = (*_arguments(shape, memory, tiles, parts), shape.dims)
+    return Launch(MERGE, (shape.heads, tiles.rows, tiles.count), args)
+
+
+def _tile_parts(shape: Shape, tiles: Tiles, parts: Parts) -> int:
+    """Parts that the rows of one tile see between them: at a window's edge one more than each."""
+    if not shape.window:
+        return parts.most
+    seen = shape.window + tiles.rows - 2
+    return min(-(-shape.lane_pages // parts.pages), -(-seen // (parts.pages * PAGE_LEN)) + 1)
+
+
+def _arguments(shape: Shape, m: Memory, tiles: Tiles, parts: Parts) -> tuple[int | float, ...]:
+    return (
+        *(
+            m.out,
+            m.q,
+            m.k_pool,
+            m.v_pool,
+            m.tables,
+            m.positions,
+            m.lanes,
+            m.tiles,
+            m.part_stats,
+            m.part_values,
+            m.sinks,
+        ),
+        *(shape.heads, shape.kv_heads, shape.q_step, shape.q_stride, shape.out_stride, shape.lane_pages),
+        *(shape.pool_pages, shape.window, tiles.rows, parts.pages, parts.most, int(shape.gated), int(shape.partial)),
+        *(shape.scale, shape.softcap),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- MergeAttention
+
+
+@dataclass(frozen=True)
+class MergeShape:
+    """A MergeAttention op over `ranks`. `gate_stride`: floats of a row of the gates' buffer."""
+
+    rows: int
+    ranks: int
+    heads: int
+    dims: int
+    first: int
+    own: int
+    out_stride: int
+    gate_stride: int = 0
+
+
+def merge_ranks(shape: MergeShape, out: int, every: int, sinks: int = 0, gates: int = 0) -> tuple[Launch, ...]:
+    """`every`: what the gather left, [rows][ranks][heads * dims + heads]. Nothing where this rank has no head."""
+    if not shape.rows or not shape.own:
+        return ()
+    numbers = (shape.ranks, shape.heads, shape.dims, shape.first, shape.out_stride, shape.gate_stride)
+    return (Launch(MERGE_RANKS, (shape.own, shape.rows, 1), (out, every, sinks, gates, *numbers)),)
