@@ -206,14 +206,15 @@ DEVICE void pack_float(F, u8 *planes, const u8 *src, int cols, int first_row, in
     UNROLL for (int i = 0; i < F::SIZE; i++) to[i] = col < cols_here ? from[i] : 0;
 }
 
-#define PACK_PARAMS                                                                                                            \
-    (u8 * planes, const u8 *src, i32 matrix_rows, i32 cols, i32 first_row, i32 first_col, i32 rows, i32 cols_here,             \
-     i64 src_row_bytes)
 #define PACK(type)                                                                                                             \
-    KERNEL(pack_##type, 256, 4) PACK_PARAMS {                                                                                  \
+    KERNEL(pack_##type, 256, 4)                                                                                                \
+    (u8 *planes, const u8 *src, i32 matrix_rows, i32 cols, i32 first_row, i32 first_col, i32 rows, i32 cols_here,              \
+     i64 src_row_bytes) {                                                                                                      \
         pack(type(), planes, src, matrix_rows, cols, first_row, first_col, rows, cols_here, src_row_bytes);                    \
     }
 #define PACK_FLOAT(type)                                                                                                       \
-    KERNEL(pack_##type, 256, 4) PACK_PARAMS {                                                                                  \
+    KERNEL(pack_##type, 256, 4)                                                                                                \
+    (u8 *planes, const u8 *src, i32 matrix_rows, i32 cols, i32 first_row, i32 first_col, i32 rows, i32 cols_here,              \
+     i64 src_row_bytes) {                                                                                                      \
         pack_float(type(), planes, src, cols, first_row, first_col, rows, cols_here, src_row_bytes);                           \
     }
