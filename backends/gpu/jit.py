@@ -206,14 +206,14 @@ def _candidates(vendor: Vendor, major: int | None) -> Iterator[str]:
     """Names for the system's loader first, then files."""
     if vendor == "amd":
         yield from ("libhiprtc.so", "libhiprtc.so.7", "libhiprtc.so.6", "libhiprtc.so.5")
-        roots = [os.environ.get("ROCM_PATH", "/opt/rocm"), *_packages("_rocm_sdk_core")]
+        roots = [os.environ.get("ROCM_PATH", "/opt/rocm"), *packages("_rocm_sdk_core")]
         for root in roots:
             yield from _libraries(Path(root) / "lib", "libhiprtc.so")
         return
     for each in (major,) if major else NVRTC_MAJORS:
         yield f"libnvrtc.so.{each}"
         for folder in (f"cu{each}/lib", "cuda_nvrtc/lib"):
-            for root in _packages("nvidia"):
+            for root in packages("nvidia"):
                 yield str(Path(root) / folder / f"libnvrtc.so.{each}")
         for toolkit in sorted(Path("/usr/local").glob(f"cuda-{each}*"), reverse=True):
             yield str(toolkit / "lib64" / f"libnvrtc.so.{each}")
@@ -225,7 +225,7 @@ def _libraries(folder: Path, name: str) -> Iterator[str]:
     yield from sorted(str(path) for path in folder.glob(name + "*") if plain.fullmatch(path.name))
 
 
-def _packages(name: str) -> tuple[str, ...]:
+def packages(name: str) -> tuple[str, ...]:
     """Folders of an installed Python package, without importing it."""
     spec = importlib.util.find_spec(name)
     return tuple(spec.submodule_search_locations or ()) if spec else ()
