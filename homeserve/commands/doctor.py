@@ -21,6 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from backends import support
 from budget.facts import HostFacts
 from budget.host import read_host
 from homeserve.commands.announce import cores_text
@@ -62,6 +63,9 @@ class Check:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print {checks: [{name, ok, why, fix}]}")
+    parser.add_argument(
+        "--support", action="store_true", help="what each backend can do: op by type by arch (docs/SUPPORT.md)"
+    )
     drill = parser.add_argument_group("Drill")
     drill.add_argument("--flip-drill", action="store_true", help="have an answer survive a flip there, and one back")
     drill.add_argument("--round-trip", action="store_true", help="both flips under one answer")
@@ -80,6 +84,8 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             raise SettingError(
                 f"{flag(name)}: is of --flip-drill", field=name, fix="say --flip-drill too, or leave it out"
             )
+    if args.support:
+        return _support(args.json)
     checks = list(examine(environ, Path.cwd()))
     bad = any(check.fatal and not check.ok for check in checks)
     if args.json:
@@ -93,6 +99,42 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         print(lines_of(check, width))
     print("\n" + verdict(checks))
     return 2 if bad else 0
+
+
+def _support(as_json: bool) -> int:
+    """Every entry of every backend's table; checks have a line for each table."""
+    tables = support.read()
+    checks = [Check(table.backend, True, _counts(table)) for table in tables]
+    if as_json:
+        told = [
+            {
+                "backend": table.backend,
+                "arch": arch,
+                "op": entry.op,
+                "type": entry.type,
+                "ok": entry.ok,
+                "why": entry.why,
+            }
+            for table in tables
+            for arch in table.arches
+            for entry in table.entries
+        ]
+        print(json.dumps({"schema": 1, "ok": True, "checks": [check.as_json() for check in checks], "support": told}))
+        return 0
+    words = {True: "yes", False: "no", None: "unknown"}
+    for table in tables:
+        print(f"{table.backend}: {_counts(table)}")
+        for run in support.runs(table.entries):
+            why = f"  ({run['why']})" if run["why"] else ""
+            print(f"  {words[run['ok']]:8} {run['op']:16} {' '.join(run['types'])}{why}")
+        print()
+    print("yes of cuda and rocm: compiled and emulated, not run on a card; homeserve up does not use cards yet")
+    return 0
+
+
+def _counts(table: support.Table) -> str:
+    numbers = ", ".join(f"{table.count(ok)} {word}" for ok, word in ((True, "yes"), (False, "no"), (None, "unknown")))
+    return f"{numbers} on {' '.join(table.arches)}"
 
 
 def _drill(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
