@@ -53,13 +53,35 @@ MERGE_PARAMS = params(
 )
 
 
-def many_rows(dims: int) -> int:
-    """Queries of a block of attention_many."""
-    return 64 if dims <= 256 else 32
+@dataclass(frozen=True)
+class Block:
+    """Of attention_many: queries, threads, dims of a chunk of K and V, dims of values."""
+
+    rows: int
+    threads: int
+    chunk: int
+    dims: int
+    values: int
+
+    @property
+    def shared(self) -> int:
+        """Bytes of block memory: queries, a chunk in either order, scores, and what is known of each query."""
+        chunk = max(self.chunk * _line(MANY_COLS), MANY_COLS * _line(self.chunk))
+        return 2 * self.rows * _line(self.dims) + 2 * chunk + self.rows * (4 * (MANY_COLS + 4) + 20)
 
 
-def many_threads(dims: int) -> int:
-    return 256 if 128 < dims <= 256 else 128
+def _line(halves: int) -> int:
+    """`tile_stride` of tiles.h."""
+    groups = -(-halves // 8)
+    return 8 * (groups + 1 - groups % 2)
+
+
+def many_block(dims: int) -> Block:
+    chunks = -(-dims // 128)
+    return Block(64 if dims <= 256 else 32, 256 if 128 < dims <= 256 else 128, dims // chunks, dims, dims)
+
+
+LATENT_BLOCK = Block(32, 128, 192, LATENT + LATENT_ROPE, LATENT)
 
 
 def few_queries(kv: str) -> int:
@@ -83,12 +105,39 @@ def _few(kv: str, dims: int) -> Symbol:
     )
 
 
+def _many(kv: str, dims: int) -> Symbol:
+    name, types = f"attention_many_{kv}_d{dims}", (KV_TYPES[kv],)
+    threads = many_block(dims).threads
+    return Symbol(
+        *(name, "attention_many", "Attention", ATTENTION_PARAMS, threads, types, f"{kv}_d{dims}", ("load128", "matrix"))
+    )
+
+
+def _latent(kv: str) -> Symbol:
+    """Its op will be Attention with `values` below `head_dim`: one kv head, whose V is the first dims of its K."""
+    name, types = f"attention_latent_{kv}", (KV_TYPES[kv],)
+    return Symbol(
+        *(
+            name,
+            "attention_latent",
+            "Attention",
+            ATTENTION_PARAMS,
+            LATENT_BLOCK.threads,
+            types,
+            kv,
+            ("load128", "matrix"),
+        )
+    )
+
+
 ROPE_STORE = {kv: _rope_store(kv) for kv in KV_TYPES}
 FEW = {(kv, dims): _few(kv, dims) for kv in KV_TYPES for dims in heads_of(kv)}
+MANY = {(kv, dims): _many(kv, dims) for kv in KV_TYPES for dims in heads_of(kv)}
+LATENTS = {kv: _latent(kv) for kv in KV_TYPES}
 MERGE = Symbol("attention_merge", "attention_merge", "Attention", (*ATTENTION_PARAMS, Param("dims", "i32")), 128)
 MERGE_RANKS = Symbol("merge_attention", "merge_attention", "MergeAttention", MERGE_PARAMS, 128)
 
-SYMBOLS = (*ROPE_STORE.values(), *FEW.values(), MERGE, MERGE_RANKS)
+SYMBOLS = (*ROPE_STORE.values(), *FEW.values(), *MANY.values(), *LATENTS.values(), MERGE, MERGE_RANKS)
 
 
 # ------------------------------------------------------------------------------------------------------------ RopeStore
@@ -255,6 +304,30 @@ def few(shape: Shape, memory: Memory, tiles: Tiles, parts: Parts) -> tuple[Launc
     grid = (shape.kv_heads * passes, _tile_parts(shape, tiles, parts), tiles.count)
     args = _arguments(shape, memory, tiles, parts)
     return (Launch(FEW[shape.kv, shape.dims], grid, args), merge(shape, memory, tiles, parts))
+
+
+def many(shape: Shape, memory: Memory, tiles: Tiles, parts: Parts | None = None) -> tuple[Launch, ...]:
+    """Prefill: tiles of many rows, each query's whole sequence by one block. With parts, for few tiles of long ones."""
+    return _blocks(MANY[shape.kv, shape.dims], many_block(shape.dims), shape, memory, tiles, parts)
+
+
+def latent(shape: Shape, memory: Memory, tiles: Tiles, parts: Parts | None = None) -> tuple[Launch, ...]:
+    """Attention over latent rows [LATENT + LATENT_ROPE] of one kv head; queries are as wide, `shape.dims` and out are
+    LATENT wide for each head. `v_pool` is not read."""
+    return _blocks(LATENTS[shape.kv], LATENT_BLOCK, shape, memory, tiles, parts)
+
+
+def _blocks(
+    symbol: Symbol, block: Block, shape: Shape, memory: Memory, tiles: Tiles, parts: Parts | None
+) -> tuple[Launch, ...]:
+    assert shape.dims == block.values, "out is as wide as values"
+    if not tiles.count:
+        return ()
+    passes = -(-tiles.rows * shape.group // block.rows)
+    of_parts = _tile_parts(shape, tiles, parts) if parts else 1
+    args = _arguments(shape, memory, tiles, parts or Parts(0, 0))
+    launch = Launch(symbol, (shape.kv_heads * passes, of_parts, tiles.count), args, shared=block.shared)
+    return (launch, merge(shape, memory, tiles, parts)) if parts else (launch,)
 
 
 def merge(shape: Shape, memory: Memory, tiles: Tiles, parts: Parts) -> Launch:

@@ -131,6 +131,45 @@ def few_case(rng: np.random.Generator, warp: int, asked: Asked) -> Case:
     return Case(launches, tuple(filled.arrays), lambda: filled.check(2e-5))
 
 
+def many_case(rng: np.random.Generator, warp: int, asked: Asked, *, parts: bool = False) -> Case:
+    filled = Filled(asked, rng)
+    cut = ops.cut_tiles(filled.lanes, asked.tile_rows)
+    tiles = ops.Tiles(len(cut) + 1, asked.tile_rows)
+    cut = np.concatenate([cut, np.zeros((1, 2), np.int32)])
+    split = ops.parts(asked.part_pages, filled.shape) if parts else None
+    memory = filled.memory(cut, ops.part_floats(filled.shape, tiles, split) if split else (0, 0))
+    launches = ops.many(filled.shape, memory, tiles, split)
+    return Case(launches, tuple(filled.arrays), lambda: filled.check(4e-3))
+
+
+def _many(rng: np.random.Generator, warp: int, kv: str, dims: int) -> Case:
+    return many_case(rng, warp, replace(_random(rng, Asked(kv, dims)), tile_rows=32))
+
+
+def latent_case(rng: np.random.Generator, warp: int, kv: str, *, parts: bool = False) -> Case:
+    """One kv head whose values are the first dims of its keys. There is no such op yet, so the oracle is here: scores over
+    all dims, softmax, weights times the first LATENT of them."""
+    heads = int(rng.integers(3, 10))
+    filled = Filled(Asked(kv, ops.LATENT + ops.LATENT_ROPE, heads, 1, ((70, 1), (int(rng.integers(5, 40)), 5))), rng)
+    shape = replace(filled.shape, dims=ops.LATENT, out_stride=heads * ops.LATENT)
+    cut = ops.cut_tiles(filled.lanes, 4)
+    tiles = ops.Tiles(len(cut), 4)
+    split = ops.parts(8, shape) if parts else None
+    filled.out = nothing((len(filled.lanes), heads, ops.LATENT))
+    memory = filled.memory(cut, ops.part_floats(shape, tiles, split) if split else (0, 0))
+
+    def check() -> None:
+        k = gpu_pages.kept(kv, filled.k)
+        for row, (lane, position) in enumerate(zip(filled.lanes, filled.positions, strict=True)):
+            seen = k[filled.slots(int(lane), 0, int(position) + 1), 0]
+            scores = filled.q[row].astype(np.float64) @ seen.T * shape.scale
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            want = weights / weights.sum(axis=1, keepdims=True) @ seen[:, : ops.LATENT]
+            np.testing.assert_allclose(filled.out[row], want, rtol=0, atol=4e-3)
+
+    return Case(ops.latent(shape, memory, tiles, split), tuple(filled.arrays), check)
+
+
 def _few(rng: np.random.Generator, warp: int, kv: str, dims: int) -> Case:
     return few_case(rng, warp, _random(rng, Asked(kv, dims)))
 
@@ -260,6 +299,9 @@ def ranks_case(
 CASES: dict[str, Maker] = {
     **{f"rope_store_{kv}": partial(_rope, kv=kv) for kv in ops.KV_TYPES},
     **{symbol.name: partial(_few, kv=kv, dims=dims) for (kv, dims), symbol in ops.FEW.items()},
+    **{symbol.name: partial(_many, kv=kv, dims=dims) for (kv, dims), symbol in ops.MANY.items()},
+    **{f"attention_latent_{kv}": partial(latent_case, kv=kv) for kv in ops.KV_TYPES},
+    "attention_latent_f16:parts": partial(latent_case, kv="f16", parts=True),
     "attention_merge": partial(_few, kv="f16", dims=64),
     "merge_attention": ranks_case,
 }
