@@ -20,6 +20,7 @@ import functools
 import hashlib
 import os
 import platform
+import re
 import shutil
 import struct
 import subprocess
@@ -45,6 +46,7 @@ FLAGS = (
     *("-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-unused-function", "-Wno-psabi", "-DEMULATED"),
     *(("-mavx2", "-mfma", "-mf16c") if X86 else ()),
 )
+INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 COMPILE_S = 600
 RUN_S = 300
 
@@ -70,7 +72,7 @@ class _Entry(ctypes.Structure):
     _fields_ = (
         ("name", ctypes.c_char_p),
         ("params", ctypes.c_char_p),
-        ("kinds", ctypes.c_char_p),
+        ("kinds", ctypes.POINTER(ctypes.c_char_p)),
         ("threads", ctypes.c_int),
         ("blocks", ctypes.c_int),
     )
@@ -121,7 +123,7 @@ class Kernels:
         found = self.library.simt_get(index)
         entry = found.contents
         names = [each.replace("*", " ").split()[-1] for each in entry.params.decode().split(",") if each.strip()]
-        params = tuple(zip(entry.kinds.decode().split(), names, strict=True))
+        params = tuple((entry.kinds[i].decode(), each) for i, each in enumerate(names))
         where = ctypes.cast(found, ctypes.c_void_p).value or 0
         return Entry(entry.name.decode(), params, entry.threads, entry.blocks, where)
 
@@ -165,44 +167,65 @@ def load(file: str | Path, vendor: Vendor, warp: int, *defines: str) -> Kernels:
 
 
 def build(file: str | Path, vendor: Vendor, warp: int, *defines: str, sanitizer: Sanitizer | None = None) -> Path:
-    """The shared library of an entry file, or with a sanitizer the runner of its kernels."""
+    """The shared library of an entry file, or with a sanitizer the runner of its kernels. Several may build at once."""
     entry = file if isinstance(file, Path) else source(file, vendor)
-    folder = TREES[vendor][0]
+    folders = (entry.parent, KERNELS, SIMT, TREES[vendor][0])
     flags = (
         *FLAGS,
-        *(f"-I{each}" for each in (KERNELS, SIMT, folder)),
+        *(f"-I{each}" for each in folders),
         *(f"-D{each}" for each in (f"WARP_LANES={warp}", *defines)),
     )
+    runtime = (f"-DSIMT_{'ASAN' if sanitizer == 'address' else 'TSAN'}",) if sanitizer else ()
     sanitize = SANITIZE[sanitizer] if sanitizer else ()
-    headers = [*KERNELS.glob("*.h"), *SIMT.glob("*.h"), *SIMT.glob("*.cpp"), *folder.glob("*.h")]
-    digest = hashlib.sha256(" ".join((*flags, *sanitize)).replace(str(ROOT), "").encode())
-    for each in (entry, *sorted(headers)):
-        digest.update(hashlib.sha256(each.read_bytes()).digest())
-    name = f"{entry.stem}-{vendor}{warp}-{sanitizer or 'plain'}-{digest.hexdigest()[:16]}"
-    target = CACHE / (name if sanitizer else name + ".so")
-    if target.exists():
-        return target
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
-        made = Path(temporary) / name
-        runtime = [f"-DSIMT_{'ASAN' if sanitizer == 'address' else 'TSAN'}"] if sanitizer else []
-        _compile(*flags, *sanitize, "-c", "-x", "c++", str(entry), "-o", f"{made}.o")
-        _compile(*flags, *runtime, "-O2", "-c", str(SIMT / "simt.cpp"), "-o", f"{made}.simt.o")
-        parts = [f"{made}.o", f"{made}.simt.o"]
-        if sanitizer:
-            _compile(*flags, "-c", str(SIMT / "runner.cpp"), "-o", f"{made}.runner.o")
-            parts.append(f"{made}.runner.o")
+    parts = [
+        _object(entry, folders, (*flags, *sanitize)),
+        _object(SIMT / "simt.cpp", (SIMT,), (*FLAGS, *runtime, f"-DWARP_LANES={warp}", "-O2")),
+        *([_object(SIMT / "runner.cpp", (SIMT,), FLAGS)] if sanitizer else ()),
+    ]
+    target = CACHE / f"{entry.stem}-{_digest(*(each.name.encode() for each in parts))}{'' if sanitizer else '.so'}"
+    if not target.exists():
         kind = () if sanitizer else ("-shared",)
-        _compile(*kind, *sanitize, "-pthread", *parts, "-o", str(made))
-        made.replace(target)
+        _compile(target, *kind, *sanitize, "-pthread", *map(str, parts))
     return target
 
 
-def _compile(*arguments: str) -> None:
-    command = [compiler() or "g++", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_S, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
+def _object(entry: Path, folders: Sequence[Path], flags: Sequence[str]) -> Path:
+    told = " ".join((compiler() or "", *flags)).replace(str(ROOT), "")
+    read = (each.read_bytes() for each in _reads(entry, folders))
+    target = CACHE / f"{entry.stem}-{_digest(told.encode(), *read)}.o"
+    if not target.exists():
+        _compile(target, *flags, "-c", "-x", "c++", str(entry))
+    return target
+
+
+def _reads(entry: Path, folders: Sequence[Path]) -> list[Path]:
+    """The file and all that it may include from these folders, whatever the conditions."""
+    found, left = {entry}, [entry]
+    while left:
+        for name in INCLUDE.findall(left.pop().read_text()):
+            here = [folder / name for folder in folders if (folder / name).is_file()]
+            left += [each for each in here if each not in found]
+            found.update(here)
+    return sorted(found)
+
+
+def _digest(*parts: bytes) -> str:
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(hashlib.sha256(part).digest())
+    return total.hexdigest()[:16]
+
+
+def _compile(target: Path, *arguments: str) -> None:
+    """The file appears when it is whole, so that several processes may make the same one."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+        made = Path(folder) / target.name
+        command = [compiler() or "g++", *arguments, "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_S, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
+        made.replace(target)
 
 
 def sanitized(

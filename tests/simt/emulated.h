@@ -23,11 +23,7 @@
 // `-DWARP_LANES=32` or 64 sets the width.
 #pragma once
 
-#include <cmath>
-#include <cstddef>
-#include <cstring>
-#include <tuple>
-#include <utility>
+#include <stddef.h>   // and no more: every entry file pays for what is read here
 
 constexpr int WARP = WARP_LANES;
 
@@ -58,32 +54,34 @@ extern const Meeting BLOCK, WARPS, SHUFFLE, BALLOT, MMA_16816, MMA_1688, WMMA_GF
 // An entry. `call` gives a function the arguments that `args` point to, as a driver's launch has them.
 using Function = void (*)();
 using Call = void (*)(Function, void **args);
-void enter(const char *name, const char *params, const char *kinds, int threads, int blocks, Function function, Call call);
+void enter(const char *name, const char *params, const char *const *kinds, int threads, int blocks, Function function, Call call);
 
 template <class T> struct Kind;
-template <class T> struct Kind<T *> { static constexpr const char *text = "pointer "; };
-template <> struct Kind<i32> { static constexpr const char *text = "i32 "; };
-template <> struct Kind<u32> { static constexpr const char *text = "u32 "; };
-template <> struct Kind<i64> { static constexpr const char *text = "i64 "; };
-template <> struct Kind<u64> { static constexpr const char *text = "u64 "; };
-template <> struct Kind<float> { static constexpr const char *text = "float "; };
+template <class T> struct Kind<T *> { static constexpr const char *text = "pointer"; };
+template <> struct Kind<i32> { static constexpr const char *text = "i32"; };
+template <> struct Kind<u32> { static constexpr const char *text = "u32"; };
+template <> struct Kind<i64> { static constexpr const char *text = "i64"; };
+template <> struct Kind<u64> { static constexpr const char *text = "u64"; };
+template <> struct Kind<float> { static constexpr const char *text = "float"; };
 
 template <int N> struct Named;
+template <size_t...> struct Numbers {};
+template <size_t N, size_t... I> struct Count : Count<N - 1, N - 1, I...> {};
+template <size_t... I> struct Count<0, I...> { using Type = Numbers<I...>; };
 template <int N> struct Entry {
     template <class... A> Entry(void (*function)(A...), const char *params) {
-        char kinds[8 * sizeof...(A) + 1] = "";
-        (std::strcat(kinds, Kind<A>::text), ...);
+        static const char *const kinds[] = {Kind<A>::text..., nullptr};
         enter(Named<N>::name, params, kinds, Named<N>::threads, Named<N>::blocks, reinterpret_cast<Function>(function),
-              [](Function each, void **args) { call<A...>(each, args, std::index_sequence_for<A...>()); });
+              [](Function each, void **args) { call<A...>(each, args, typename Count<sizeof...(A)>::Type()); });
     }
-    template <class... A, size_t... I> static void call(Function function, void **args, std::index_sequence<I...>) {
+    template <class... A, size_t... I> static void call(Function function, void **args, Numbers<I...>) {
         (void)args;
         reinterpret_cast<void (*)(A...)>(function)(*static_cast<A *>(args[I])...);
     }
 };
 
-inline float float_of(u32 bits) { float value; std::memcpy(&value, &bits, 4); return value; }
-inline u32 bits_of(float value) { u32 bits; std::memcpy(&bits, &value, 4); return bits; }
+inline float float_of(u32 bits) { float value; __builtin_memcpy(&value, &bits, 4); return value; }
+inline u32 bits_of(float value) { u32 bits; __builtin_memcpy(&bits, &value, 4); return bits; }
 
 }  // namespace simt
 
@@ -112,6 +110,7 @@ inline u32 bits_of(float value) { u32 bits; std::memcpy(&bits, &value, 4); retur
     static char simt_key_##name;                                                                                     \
     type(&name)[count] = *static_cast<type(*)[count]>(                                                                         \
         simt::block_memory(&simt_key_##name, #name, sizeof(type[count]), {__FILE__, __LINE__}))
+#define TABLE(type, name, count) static const type name[count]
 
 inline int thread() { return simt::self->thread; }
 inline int threads() { return simt::block.threads; }
@@ -197,13 +196,13 @@ inline float atomic_add(float *p, float v) {
     return simt::float_of(was);
 }
 
-inline float sqrt_(float x) { return std::sqrt(x); }
-inline float floor_(float x) { return std::floor(x); }
-inline float round_(float x) { return std::nearbyint(x); }
-inline float abs_(float x) { return std::fabs(x); }
-inline float fma_(float x, float y, float z) { return std::fma(x, y, z); }
-inline float min_(float x, float y) { return std::fmin(x, y); }
-inline float max_(float x, float y) { return std::fmax(x, y); }
+inline float sqrt_(float x) { return __builtin_sqrtf(x); }
+inline float floor_(float x) { return __builtin_floorf(x); }
+inline float round_(float x) { return __builtin_nearbyintf(x); }
+inline float abs_(float x) { return __builtin_fabsf(x); }
+inline float fma_(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+inline float min_(float x, float y) { return __builtin_fminf(x, y); }
+inline float max_(float x, float y) { return __builtin_fmaxf(x, y); }
 
 // Matrix cores, by the register layouts that the vendors document. Each is a meeting of the whole warp: c += a b, halves in
 // pairs (the lower half of a word first), products and sums of a value in double and rounded once.
@@ -240,7 +239,7 @@ inline void simt_rows(u32 (&r)[4], const half_t *row, const simt::Meeting &meeti
     u32 got[4];
     simt::Fragments all = {&mine.x, nullptr, reinterpret_cast<float *>(got)};
     simt::meet(meeting, &all, place);
-    std::memcpy(r, got, sizeof got);
+    __builtin_memcpy(r, got, sizeof got);
 }
 inline void ldmatrix(u32 (&r)[4], const half_t *row, SIMT_HERE) { simt_rows(r, row, simt::LDMATRIX, place); }
 inline void ldmatrix_t(u32 (&r)[4], const half_t *row, SIMT_HERE) { simt_rows(r, row, simt::LDMATRIX_T, place); }

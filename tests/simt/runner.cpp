@@ -88,12 +88,13 @@ Call read_call(Reader &in, const std::vector<Buffer> &buffers) {
     for (int &each : call.grid) each = int(in.number());
     call.threads = int(in.number()), call.shared = in.number();
     call.args.resize(in.number());
-    const char *kind = call.entry->kinds;
+    const char *const *kind = call.entry->kinds;
     for (uint64_t &each : call.args) {
+        if (!*kind) refuse("too many arguments for " + name);
         each = in.number();
-        if (!std::strncmp(kind, "pointer ", 8)) each = moved(buffers, each);
-        kind = std::strchr(kind, ' ') + 1;
+        if (!std::strcmp(*kind++, "pointer")) each = moved(buffers, each);
     }
+    if (*kind) refuse("too few arguments for " + name);
     return call;
 }
 

@@ -7,6 +7,7 @@
 
 #include <sys/mman.h>
 
+#include <cmath>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -350,8 +351,8 @@ void run_grid(size_t shared) {
 
 }  // namespace
 
-void enter(const char *name, const char *params, const char *kinds, int threads, int blocks, Function function, Call call) {
-    entries().push_back({name, params, strdup(kinds), threads, blocks, function, call});
+void enter(const char *name, const char *params, const char *const *kinds, int threads, int blocks, Function function, Call call) {
+    entries().push_back({name, params, kinds, threads, blocks, function, call});
 }
 
 void fail(Place place, const char *format, ...) {

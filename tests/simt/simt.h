@@ -7,9 +7,9 @@
 #define SIMT_API extern "C" __attribute__((visibility("default")))
 
 // Entries, in the order of the source. `params` is the parameter list as written, `kinds` a word for each parameter
-// (pointer, i32, u32, i64, u64, float), each followed by a space.
+// (pointer, i32, u32, i64, u64, float), and a null behind them.
 struct simt_entry {
-    const char *name, *params, *kinds;
+    const char *name, *params, *const *kinds;
     int threads, blocks;
     void (*function)();
     void (*call)(void (*function)(), void **args);
