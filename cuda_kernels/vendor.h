@@ -7,6 +7,7 @@ constexpr int WARP = 32;
 #define DEVICE static __device__ __forceinline__
 #define KERNEL(name, threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks) name
 #define SHARED(type, name, count) __shared__ alignas(16) type name[count]
+#define TABLE(type, name, count) static __device__ const type name[count]
 
 extern __shared__ Words4 block_memory_of_the_launch[];
 

@@ -25,6 +25,7 @@ constexpr int SIMDS = 2, WAVES_OF_A_SIMD = 16;
     extern "C" __attribute__((global, amdgpu_flat_work_group_size(1, threads),                   \
                               amdgpu_waves_per_eu(waves_per_simd(threads, blocks)))) void name
 #define SHARED(type, name, count) __attribute__((shared, aligned(16))) type name[count]
+#define TABLE(type, name, count) static __attribute__((device)) const type name[count]
 
 constexpr int waves_per_simd(int threads, int blocks) {
     int waves = ((threads + WARP - 1) / WARP * blocks + SIMDS - 1) / SIMDS;

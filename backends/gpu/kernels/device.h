@@ -20,6 +20,7 @@
 //     block_x() block_y() block_z()   which block, and of how many:
 //     blocks_x() blocks_y()
 //     SHARED(type, name, count)       an array in block memory, declared in a kernel or a function of one. Not initialised
+//     TABLE(type, name, count)        constants in global memory, for all kernels of a file: TABLE(u16, ODD, 3) = {1, 3, 5};
 //     dynamic_shared()                u8 *, 16-byte aligned: the block memory that the launch asked for
 //     block_barrier()                 all threads of the block arrive, and see each other's block and global memory
 //     warp_barrier()                  the same for the lanes of a warp

@@ -172,9 +172,55 @@ DEVICE void pack_group(tq2_0, const To &to, const u8 *b, int j) {
     put_twos(to.p0 + 8 * j, [&](int e) { return quarter(b, j, e); });
     if (j == 0) put_bytes<2>(to.p1, b + 64);
 }
+
+// ------------------------------------------------------------------------------------------ blocks whose fields only part
+
+// Group j's bytes of a field, one after the other in the file and in its plane.
+template <int COUNT> DEVICE void put_share(u8 *plane, const u8 *field, int j) {
+    put_bytes<COUNT>(plane + COUNT * j, field + COUNT * j);
+}
+
 DEVICE void pack_group(tq1_0, const To &to, const u8 *b, int j) {
     for (int i = j; i < 52; i += 8) to.p0[i] = b[i];
     if (j == 0) put_bytes<2>(to.p1, b + 52);
+}
+DEVICE void pack_group(iq2_xxs, const To &to, const u8 *b, int j) {
+    put_share<8>(to.p0, b + 2, j);
+    if (j == 0) put_bytes<2>(to.p1, b);
+}
+DEVICE void pack_group(iq2_xs, const To &to, const u8 *b, int j) {
+    put_share<8>(to.p0, b + 2, j);
+    put_share<1>(to.p1, b + 66, j);
+    if (j == 0) put_bytes<2>(to.p2, b);
+}
+DEVICE void pack_group(iq2_s, const To &to, const u8 *b, int j) {
+    put_bytes<4>(to.p0 + 8 * j, b + 2 + 4 * j);
+    put_bytes<4>(to.p0 + 8 * j + 4, b + 34 + 4 * j);
+    to.p1[2 * j] = b[66 + j];
+    to.p1[2 * j + 1] = b[74 + j];
+    if (j == 0) put_bytes<2>(to.p2, b);
+}
+DEVICE void pack_group(iq3_xxs, const To &to, const u8 *b, int j) {
+    put_share<8>(to.p0, b + 2, j);
+    put_share<4>(to.p1, b + 66, j);
+    if (j == 0) put_bytes<2>(to.p2, b);
+}
+DEVICE void pack_group(iq3_s, const To &to, const u8 *b, int j) {
+    put_share<8>(to.p0, b + 2, j);
+    put_share<4>(to.p1, b + 74, j);
+    to.p2[j] = b[66 + j];
+    if (j < 4) to.p2[8 + j] = b[106 + j];
+    if (j == 0) put_bytes<2>(to.p3, b);
+}
+DEVICE void pack_group(iq1_s, const To &to, const u8 *b, int j) {
+    put_share<4>(to.p0, b + 2, j);
+    put_share<2>(to.p1, b + 34, j);
+    if (j == 0) put_bytes<2>(to.p2, b);
+}
+DEVICE void pack_group(iq1_m, const To &to, const u8 *b, int j) {
+    put_share<4>(to.p0, b, j);
+    put_share<2>(to.p1, b + 32, j);
+    put_share<1>(to.p2, b + 48, j);
 }
 
 // ---------------------------------------------------------------------------------------------------------------- entries

@@ -98,6 +98,7 @@ template <class Q> DEVICE void halves_of(const Group &g, int part, u32 (&pairs)[
 
 #include "quants_blocks.h"
 #include "quants_k.h"
+#include "quants_grids.h"
 
 // ---------------------------------------------------------------------------------------------------------------- floats
 
@@ -132,7 +133,7 @@ DEVICE i64 float_row_bytes(int cols, int size) { return ((i64)cols * size + 15) 
 #if !defined(QUANT)
 #define EACH_QUANT(X)                                                                                                          \
     X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) X(iq4_nl) X(iq4_xs) X(mxfp4) X(nvfp4)      \
-    X(tq1_0) X(tq2_0)
+    X(tq1_0) X(tq2_0) X(iq1_s) X(iq1_m) X(iq2_xxs) X(iq2_xs) X(iq2_s) X(iq3_xxs) X(iq3_s)
 #define EACH_FLOAT(X) X(f32) X(f16) X(bf16)
 #elif IS_FLOAT(QUANT)
 #define EACH_QUANT(X)

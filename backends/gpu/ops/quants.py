@@ -17,8 +17,7 @@ from backends.gpu.launch import Launch, Param, Symbol, params
 from backends.gpu.ops.buffers import PLANES, Planes, Rows, symbol
 from backends.quant import QuantType
 
-CODEBOOKS = tuple(quant for quant in planes.ORDERS if quant.name.startswith(("IQ1", "IQ2", "IQ3")))
-PACKED = tuple(quant for quant in planes.ORDERS if quant not in CODEBOOKS)
+PACKED = tuple(planes.ORDERS)
 FLOATS = tuple(planes.FLOATS)
 MATRICES = FLOATS + PACKED
 """All types that a matrix may have on a card."""
