@@ -1,5 +1,5 @@
-"""Delta nets and joined hidden rows without a card: a net's memory as a worker would have it, its launches, and the same
-net on the reference in double precision, which keeps its states from batch to batch.
+"""Delta nets without a card: a net's memory as a worker would have it, its launches, and the same net on the reference
+in double precision, which keeps its states from batch to batch.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Net:
         return np.lib.stride_tricks.as_strided(self.states[:, first : first + count], shape, size)
 
     def set_states(self, conv: Array, matrix: Array) -> None:
-        """The same states for the net and its reference: [slots, kernel - 1, channels], [slots, heads, keys, values]."""
+        """States of the net and its reference: [slots, kernel - 1, channels], [slots, heads, keys, values]."""
         shape = self.shape
         self.reference.conv[0][...], self.reference.matrix[0][...] = conv, matrix
         self.states[:, self.before : self.before + conv[0].size] = conv.reshape(SLOTS, -1)
@@ -150,8 +150,8 @@ class Net:
         wider: int = 0,
         oracle: bool = True,
     ) -> Run:
-        """`wider`: floats by which rows of buffers are apart beyond their width. Without `oracle` the reference does not
-        go along, and `want` is empty."""
+        """`wider`: floats between rows of buffers. Without `oracle` the reference does not go along, and `want` is
+        empty."""
         rows, shape = len(batch.lanes), self.shape
         given = given if given is not None else self.rows(rows)
         buffers, at = [], []
@@ -190,7 +190,7 @@ class Net:
         )
 
     def accept(self, batch: Batch, kept: Sequence[tuple[int, int]]) -> tuple[Launch, Array]:
-        """Of the batch before: (lane, rows that count). Gives the launch, and the array that it reads beside the net's."""
+        """Of the batch before: (lane, rows that count). Gives the launch, and what it reads beside the net's memory."""
         found = []
         for lane, rows in kept:
             position = int(batch.positions[batch.lanes == lane][0])

@@ -1,5 +1,5 @@
-"""Cases of backends.gpu.ops.moves: pieces of every length and place, and streams of every length, against plain copies and
-backends.digest."""
+"""Cases of backends.gpu.ops.moves: pieces of every length and place, and streams of every length, against plain copies
+and backends.digest."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ POOL = 60_000
 
 
 def pieces_of(rng: np.random.Generator, pool: Array, lengths: list[int], zeros: bool) -> tuple[Array, Array, Array]:
-    """Places of pieces in `pool` that do not overlap, in any order and at any address but one that is a multiple of 16 more
-    often than not; (places, ends, stream)."""
+    """Places of pieces in `pool` that do not overlap, in any order, most at multiples of 16 bytes; (places, ends,
+    stream)."""
     starts, at = [], 0
     for length in rng.permutation(lengths).tolist():
         at += int(rng.integers(0, 5)) if rng.integers(4) == 0 else -at % 16
