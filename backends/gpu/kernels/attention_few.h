@@ -87,16 +87,17 @@ template <class Kv, int DIMS, int Q> DEVICE void add_dims(const Few<Kv, DIMS, Q>
 }
 
 // Lanes that have other dims of the same slots halve their slots with each other: `sums[q][0]` is left, of one slot, still to be added
-// to that of the lane that differs in the last bit of these.
-template <class Kv, int DIMS, int Q> DEVICE void share_slots(float (&sums)[Q][Kv::SIZE]) {
-    UNROLL for (int half = Kv::SIZE / 2, mask = FEW_TEAM / 2; half > 0; half /= 2, mask /= 2) {
-        const bool upper = thread() & mask;
+// to that of the lane that differs in the next bit.
+template <int HALF, int MASK, int Q, int SIZE> DEVICE void share_slots(float (&sums)[Q][SIZE]) {
+    if constexpr (HALF > 0) {
+        const bool upper = thread() & MASK;
         UNROLL for (int q = 0; q < Q; q++) {
-            UNROLL for (int s = 0; s < half; s++) {
-                const float give = upper ? sums[q][s] : sums[q][s + half], keep = upper ? sums[q][s + half] : sums[q][s];
-                sums[q][s] = keep + shuffle_xor(give, mask);
+            UNROLL for (int s = 0; s < HALF; s++) {
+                const float give = upper ? sums[q][s] : sums[q][s + HALF], keep = upper ? sums[q][s + HALF] : sums[q][s];
+                sums[q][s] = keep + shuffle_xor(give, MASK);
             }
         }
+        share_slots<HALF / 2, MASK / 2>(sums);
     }
 }
 
@@ -119,7 +120,7 @@ template <class Kv, int DIMS, int Q> DEVICE void score_step(const Few<Kv, DIMS, 
         }
         const int page = pages[two + p];
         if (page >= 0) add_dims(f, head_page(f.a.k_pool, f.kv_head, page, f.a.pool_pages, k_page_bytes(Kv(), DIMS)), sums);
-        share_slots<Kv, DIMS, Q>(sums);
+        share_slots<Kv::SIZE / 2, FEW_TEAM / 2>(sums);
         UNROLL for (int q = 0; q < Q; q++) {
             const bool second = thread() & LAST;
             if (p == 0) {
@@ -134,10 +135,11 @@ template <class Kv, int DIMS, int Q> DEVICE void score_step(const Few<Kv, DIMS, 
     UNROLL for (int q = 0; q < Q; q++) f.scores[q * FEW_SCORES + at] = kept[q];
 }
 
-// The running softmax of the query that this thread has a share of.
-struct Softmax { float top, sum; int first, last; };
+// The running softmax of the query that this thread has a share of. A thread has positions 32 apart in a sum of its own, however many
+// threads a query has: so both numbers of queries give the same bits.
+template <int Q> struct Softmax { float top, sums[Q / 4]; int first, last; };
 
-template <class Kv, int DIMS, int Q> DEVICE void weigh_step(const Few<Kv, DIMS, Q> &f, Softmax &m, int step, const int *pages) {
+template <class Kv, int DIMS, int Q> DEVICE void weigh_step(const Few<Kv, DIMS, Q> &f, Softmax<Q> &m, int step, const int *pages) {
     typedef Few<Kv, DIMS, Q> F;
     const int q = thread() / F::PER_QUERY, mine = thread() % F::PER_QUERY;
     float s[Q], top = m.top;
@@ -150,10 +152,10 @@ template <class Kv, int DIMS, int Q> DEVICE void weigh_step(const Few<Kv, DIMS, 
     top = group_max<F::PER_QUERY>(top);
     const float factor = m.top == top ? 1.0f : power_below(m.top, top);
     m.top = top;
-    m.sum *= factor;
+    UNROLL for (int i = 0; i < Q / 4; i++) m.sums[i] *= factor;
     UNROLL for (int i = 0; i < Q; i++) {
         const float weight = power_below(s[i], top);
-        m.sum += weight;
+        m.sums[i % (Q / 4)] += weight;
         f.weights[(mine + i * F::PER_QUERY) * F::WEIGHTS + q] = weight;
     }
     if (mine == 0) f.factors[q] = factor;
@@ -243,7 +245,7 @@ DEVICE void attend_part(const Attention &a, const Tile &tile, int kv_head, int f
         }
         f.queries[d * Q + q] = x;
     }
-    Softmax m = {nothing(), 0.0f, 1, 0};
+    Softmax<Q> m = {nothing(), {}, 1, 0};
     const int own = thread() / F::PER_QUERY;
     if (own < f.count) {
         const Query query = query_at(a, tile, kv_head, first_query + own);
@@ -263,7 +265,7 @@ DEVICE void attend_part(const Attention &a, const Tile &tile, int kv_head, int f
         block_barrier();
         add_values(f, sums, step, of_step);
     }
-    const float sum = group_sum<F::PER_QUERY>(m.sum);
+    const float sum = group_sum<F::PER_QUERY>(Q == 8 ? m.sums[0] + m.sums[Q / 4 - 1] : m.sums[0]);
     if (own < f.count && thread() % F::PER_QUERY == 0) {
         const Query query = query_at(a, tile, kv_head, first_query + own);
         float *stats = a.part_stats + 2 * part_at(a, tile, query.row, query.head, part);

@@ -147,8 +147,8 @@ def _many(rng: np.random.Generator, warp: int, kv: str, dims: int) -> Case:
 
 
 def latent_case(rng: np.random.Generator, warp: int, kv: str, *, parts: bool = False) -> Case:
-    """One kv head whose values are the first dims of its keys. There is no such op yet, so the oracle is here: scores over
-    all dims, softmax, weights times the first LATENT of them."""
+    """One kv head whose values are the first dims of its keys. No op is that yet, so the oracle stands here: scores
+    over all dims, softmax, weights times the first LATENT of them."""
     heads = int(rng.integers(3, 10))
     filled = Filled(Asked(kv, ops.LATENT + ops.LATENT_ROPE, heads, 1, ((70, 1), (int(rng.integers(5, 40)), 5))), rng)
     shape = replace(filled.shape, dims=ops.LATENT, out_stride=heads * ops.LATENT)
