@@ -1,4 +1,4 @@
-"""Cases of backends.gpu.ops.sampling: each stage of a draw against NumPy, whole draws against homeserve.worker.sampling."""
+"""Cases of backends.gpu.ops.sampling: each stage against NumPy, whole draws against homeserve.worker.sampling."""
 
 from __future__ import annotations
 
