@@ -21,7 +21,8 @@ def codes(kind: str, x: Array) -> Array:
     if kind == "f32":
         return x
     if kind == "f16":
-        return x.astype(np.float16)
+        with np.errstate(over="ignore"):
+            return x.astype(np.float16)
     if kind == "bf16":
         return f32_to_bf16(x)
     size = np.abs(x).astype(np.float64)
@@ -97,7 +98,7 @@ def _lay_values(stored: Array, scales: Array | None = None, *, padding: str = "c
 
 def _paged(x: Array) -> Array:
     """[pages, 16, heads, ...]"""
-    return x.reshape(-1, PAGE, *x.shape[1:])
+    return x.reshape(len(x) // PAGE, PAGE, *x.shape[1:])
 
 
 def _bytes(x: Array) -> Array:

@@ -189,14 +189,16 @@ class Turned:
     v_norm: bool = False
     gap: int = 0
     same: bool = False
-    most: int = 2_000_000
+    values: Array | None = None
+    """v instead of random numbers."""
 
 
 def rope_case(rng: np.random.Generator, warp: int, a: Turned) -> Case:
     frequencies = tuple(float(10_000.0 ** (-i / max(a.pairs, 1))) for i in range(a.pairs))
     q = rng.standard_normal((a.rows, a.heads, a.dims + a.gap)).astype(np.float32)
     k, v = (rng.standard_normal((a.rows, a.kv_heads, a.dims)).astype(np.float32) for _ in range(2))
-    positions = rng.integers(0, a.most, a.rows).astype(np.int32)
+    v = v if a.values is None else a.values.reshape(v.shape)
+    positions = rng.integers(0, 2_000_000, a.rows).astype(np.int32)
     slots = rng.permutation(4 * PAGE)[: a.rows].astype(np.int32)
     norms = [rng.standard_normal(a.dims).astype(np.float32) for _ in range(2)] if a.normed else [None, None]
 
