@@ -21,7 +21,7 @@ template <Gate KIND> DEVICE float gated(float gate, float up) {
         const float inner = 0.7978845608f * (gate + 0.044715f * gate * gate * gate);
         return 0.5f * gate * (1.0f + tanh_(inner)) * up;
     }
-    const float held = min_(gate, 7.0f), within = max_(min_(up, 7.0f), -7.0f);
+    const float held = gate > 7.0f ? 7.0f : gate, within = up > 7.0f ? 7.0f : up < -7.0f ? -7.0f : up;   // NaN stays
     return held * sigmoid(1.702f * held) * (within + 1.0f);
 }
 
