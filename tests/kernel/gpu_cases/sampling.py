@@ -81,7 +81,7 @@ def vocab_of(rng: np.random.Generator) -> int:
 def settings_of(rng: np.random.Generator) -> dict[str, Any]:
     """Temperature and a random part of the filters."""
     found: dict[str, Any] = {
-        "temperature": float(rng.choice([0.3, 0.7, 1.0, 1.5, 3.0])),
+        "temperature": float(rng.choice([0.0, 0.3, 0.7, 1.0, 1.5, 3.0])),
         "seed": int(rng.integers(0, 2**63)) * 2 + int(rng.integers(2)),
     }
     for name, value in (
