@@ -192,6 +192,18 @@ def test_a_window_bounds_the_parts() -> None:
     assert ops.parts(16, replace(shape, window=1)) == ops.Parts(16, 1)
 
 
+def test_few_queries_are_those_of_two_passes() -> None:
+    shape = ops.Shape("f16", 8, 2, 64, 1.0, 64, 512, 512, 40, 80)
+    assert [ops.is_few(shape, rows) for rows in (1, 4, 5)] == [True, True, False]
+    assert [ops.is_few(replace(shape, kv="f8"), rows) for rows in (2, 3)] == [True, False]
+
+
+def test_a_partial_attention_leaves_sinks_and_gates_to_the_merge() -> None:
+    shape = ops.Shape("f16", 8, 2, 64, 1.0, 128, 1024, 520, 40, 80, gated=True, partial=True)
+    with pytest.raises(AssertionError, match="wait for MergeAttention"):
+        ops.many(shape, ops.Memory(*[0] * 8), ops.Tiles(1, 4))
+
+
 def test_without_rows_there_is_no_launch() -> None:
     shape = ops.Shape("f16", 2, 1, 64, 1.0, 64, 128, 128, 40, 80)
     nowhere = ops.Memory(*[0] * 8)

@@ -40,6 +40,8 @@ ASKED = {
     "odd head of bytes": Turned("f8", dims=40, pairs=3),
     "large head": Turned("q8_0", dims=512, pairs=256),
     "three blocks of scales": Turned("q8_0", dims=96, pairs=48),
+    "latent rows": Turned("f16", dims=576, kv_heads=1, pairs=32, interleaved=True, latent=512),
+    "latent rows of blocks": Turned("q8_0", dims=96, kv_heads=1, pairs=16, latent=64),
     "many heads": Turned("q8_0", heads=13, kv_heads=5),
 }
 

@@ -4,11 +4,14 @@
 // in block memory of the warp alone meanwhile, because the pairs that turn together are n_rot / 2 dims apart and a page's V is padded.
 //
 //     grid     (rows, ceil((heads + kv_heads) / UNITS)), 128 threads
-//     memory   8 KiB of heads, 2 KiB of cosines and sines, which the UNITS heads of a block share
+//     memory   9 KiB of heads, 2 KiB of cosines and sines, which the UNITS heads of a block share
 //     moves    4 bytes read and written for each element of q and k in place, 4 read of v, and what the pool keeps. K of one slot
 //              goes into a sector of its own for each dim; rows of one page follow each other, and the second cache puts their
 //              sectors together. Against the projections around it this is a few per cent of a layer at worst: it has no roofline of
 //              its own, only a launch's latency, so it is one launch for q, k and v.
+//
+// Latent rows (MLA, attention_many.h): v is null and only K is kept; of each head the dims from `turn_first` on turn, and k's norm is
+// over its first `norm_dims` alone.
 //
 // Angles. Position times frequency must be exact to far below one turn at positions up to a million and more, and these cards
 // have next to no double precision. So frequencies come as turns per position, in units of 2^-64 turns: their product with a position,
@@ -17,16 +20,17 @@
 
 #include "kv.h"
 
-constexpr int ROPE_THREADS = 128, ROPE_UNITS = 8, ROPE_DIMS = 512;
+constexpr int ROPE_THREADS = 128, ROPE_UNITS = 8, ROPE_DIMS = 576;
 
 struct RopeStore {
     float *q, *k;
-    const float *v;
+    const float *v;                 // or null: there is no V
     u8 *k_pool, *v_pool;
     const int *positions, *slots;
     const u64 *turns;   // [pairs]
     const float *q_norm, *k_norm;   // [dims], or null
-    int heads, kv_heads, dims, q_step, q_stride, k_stride, v_stride, pool_pages, pairs, interleaved, v_norm;
+    int heads, kv_heads, dims, q_step, q_stride, k_stride, v_stride, pool_pages, pairs, interleaved, v_norm, turn_first,
+        norm_dims;
     float eps, magnitude;
 };
 
@@ -55,7 +59,7 @@ DEVICE void norm_head(float *line, int dims, float eps, const float *weight) {
 DEVICE void turn_head(float *line, const RopeStore &a, const float *cosines, const float *sines) {
     warp_barrier();
     for (int i = lane(); i < a.pairs; i += WARP) {
-        const int first = a.interleaved ? 2 * i : i, second = a.interleaved ? 2 * i + 1 : i + a.pairs;
+        const int first = a.turn_first + (a.interleaved ? 2 * i : i), second = first + (a.interleaved ? 1 : a.pairs);
         const float x = line[first], y = line[second];
         line[first] = fma_(x, cosines[i], -(y * sines[i]));
         line[second] = fma_(x, sines[i], y * cosines[i]);
@@ -117,12 +121,14 @@ DEVICE void prepare_query(const RopeStore &a, float *line, const float *cosines,
 template <class Kv> DEVICE void store_head(const RopeStore &a, float *line, const float *cosines, const float *sines, int head) {
     const int row = block_x(), slot = a.slots[row];
     float *k = a.k + (i64)row * a.k_stride + head * a.dims;
-    take_head(line, a.v + (i64)row * a.v_stride + head * a.dims, a.dims);
-    if (a.v_norm) norm_head(line, a.dims, a.eps, nullptr);
-    warp_barrier();
-    store_values(Kv(), line, head_page(a.v_pool, head, slot / PAGE, a.pool_pages, v_page_bytes(Kv(), a.dims)), a.dims, slot % PAGE);
+    if (a.v) {
+        take_head(line, a.v + (i64)row * a.v_stride + head * a.dims, a.dims);
+        if (a.v_norm) norm_head(line, a.dims, a.eps, nullptr);
+        warp_barrier();
+        store_values(Kv(), line, head_page(a.v_pool, head, slot / PAGE, a.pool_pages, v_page_bytes(Kv(), a.dims)), a.dims, slot % PAGE);
+    }
     take_head(line, k, a.dims);
-    if (a.k_norm) norm_head(line, a.dims, a.eps, a.k_norm);
+    if (a.k_norm) norm_head(line, a.norm_dims, a.eps, a.k_norm);
     turn_head(line, a, cosines, sines);
     write_head(k, line, a.dims);
     store_keys(Kv(), line, head_page(a.k_pool, head, slot / PAGE, a.pool_pages, k_page_bytes(Kv(), a.dims)), a.dims, slot % PAGE);

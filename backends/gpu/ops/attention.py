@@ -40,8 +40,8 @@ MANY_COLS = 32
 
 ROPE_PARAMS = params(
     "q, k, v, k_pool, v_pool, positions, slots, turns, q_norm, k_norm, i32 heads, i32 kv_heads, i32 dims, i32 q_step,"
-    " i32 q_stride, i32 k_stride, i32 v_stride, i32 pool_pages, i32 pairs, i32 interleaved, i32 v_norm, float eps,"
-    " float magnitude"
+    " i32 q_stride, i32 k_stride, i32 v_stride, i32 pool_pages, i32 pairs, i32 interleaved, i32 v_norm, i32 turn_first,"
+    " i32 norm_dims, float eps, float magnitude"
 )
 ATTENTION_PARAMS = params(
     "out, q, k_pool, v_pool, tables, positions, lanes, tiles, part_stats, part_values, sinks, i32 heads, i32 kv_heads,"
@@ -145,7 +145,9 @@ SYMBOLS = (*ROPE_STORE.values(), *FEW.values(), *MANY.values(), *LATENTS.values(
 
 @dataclass(frozen=True)
 class RopeShape:
-    """`rows` rows. `k_stride` 0: heads side by side. `pairs`: of the rope, as many as `turns` has; 0: none turns."""
+    """`rows` rows. `k_stride` 0: heads side by side. `pairs`: of the rope, as many as `turns` has; 0: none turns.
+
+    Of latent rows the dims from `turn_first` on turn, and k's norm is over its first `norm_dims` (0: all)."""
 
     kv: str
     rows: int
@@ -162,11 +164,14 @@ class RopeShape:
     eps: float = 0.0
     k_stride: int = 0
     v_stride: int = 0
+    turn_first: int = 0
+    norm_dims: int = 0
 
 
 @dataclass(frozen=True)
 class RopeMemory:
-    """Addresses; 0 where there is none. `slots` are those of the layer's KV group; norms are float32 vectors."""
+    """Addresses; 0 where there is none (v of latent rows, norms). `slots` are those of the layer's KV group; norms are
+    float32 vectors."""
 
     q: int
     k: int
@@ -201,7 +206,8 @@ def rope_store(shape: RopeShape, memory: RopeMemory) -> tuple[Launch, ...]:
         *(m.q, m.k, m.v, m.k_pool, m.v_pool, m.positions, m.slots, m.turns, m.q_norm, m.k_norm),
         *(shape.heads, shape.kv_heads, shape.dims, shape.q_step, shape.q_stride),
         *(shape.k_stride or inner, shape.v_stride or inner, shape.pool_pages, shape.pairs),
-        *(int(shape.interleaved), int(shape.v_norm), shape.eps, shape.magnitude),
+        *(int(shape.interleaved), int(shape.v_norm), shape.turn_first, shape.norm_dims or shape.dims),
+        *(shape.eps, shape.magnitude),
     )
     return (Launch(ROPE_STORE[shape.kv], (shape.rows, -(-units // ROPE_UNITS), 1), args),)
 
@@ -296,6 +302,11 @@ def part_floats(shape: Shape, tiles: Tiles, parts: Parts) -> tuple[int, int]:
     return 2 * each, shape.dims * each
 
 
+def is_few(shape: Shape, rows: int) -> bool:
+    """Whether tiles of so many rows are better served by `few`: up to two passes over what is read."""
+    return rows * shape.group <= 2 * few_queries(shape.kv)
+
+
 def few(shape: Shape, memory: Memory, tiles: Tiles, parts: Parts) -> tuple[Launch, ...]:
     """Decode and verify: tiles of few rows."""
     if not tiles.count:
@@ -345,6 +356,7 @@ def _tile_parts(shape: Shape, tiles: Tiles, parts: Parts) -> int:
 
 
 def _arguments(shape: Shape, m: Memory, tiles: Tiles, parts: Parts) -> tuple[int | float, ...]:
+    assert not shape.partial or not (shape.gated or m.sinks), "sinks and gates wait for MergeAttention"
     return (
         *(
             m.out,

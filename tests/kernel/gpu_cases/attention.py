@@ -191,6 +191,8 @@ class Turned:
     same: bool = False
     values: Array | None = None
     """v instead of random numbers."""
+    latent: int = 0
+    """Dims in front that do not turn, and that k's norm is over; then there is no V."""
 
 
 def rope_case(rng: np.random.Generator, warp: int, a: Turned) -> Case:
@@ -202,35 +204,25 @@ def rope_case(rng: np.random.Generator, warp: int, a: Turned) -> Case:
     slots = rng.permutation(4 * PAGE)[: a.rows].astype(np.int32)
     norms = [rng.standard_normal(a.dims).astype(np.float32) for _ in range(2)] if a.normed else [None, None]
 
-    def turned(x: Array, weight: Array | None) -> Array:
+    def turned(x: Array, weight: Array | None, normed: int) -> Array:
         wide = x.astype(np.float64)
-        wide = wide if weight is None else head_norm(wide, weight.astype(np.float64), 1e-5)
-        return rotate(wide, positions, frequencies, 1.25, interleaved=a.interleaved)
+        if weight is not None:
+            wide[..., :normed] = head_norm(wide[..., :normed], weight[:normed].astype(np.float64), 1e-5)
+        behind = rotate(wide[..., a.latent :], positions, frequencies, 1.25, interleaved=a.interleaved)
+        return np.concatenate([wide[..., : a.latent], behind], axis=2)
 
-    want_q, want_k = turned(q[..., : a.dims], norms[0]), turned(k, norms[1])
+    want_q, want_k = turned(q[..., : a.dims], norms[0], a.dims), turned(k, norms[1], a.latent or a.dims)
     pools = [nothing((len(lay(a.kv, np.zeros((4 * PAGE, a.kv_heads, a.dims), np.float32))),), np.uint8) for lay in LAYS]
     own_q, own_k = aligned(q), aligned(k)
     own_v = own_k if a.same else aligned(v)
     rest = [aligned(each) for each in (positions, slots, ops.rope_turns(frequencies), *norms) if each is not None]
     step = a.dims + a.gap
-    shape = ops.RopeShape(
-        *(
-            a.kv,
-            a.rows,
-            a.heads,
-            a.kv_heads,
-            a.dims,
-            step,
-            a.heads * step,
-            4,
-            a.pairs,
-            a.interleaved,
-            1.25,
-            a.v_norm,
-            1e-5,
-        )
-    )
+    numbers = (a.kv, a.rows, a.heads, a.kv_heads, a.dims, step, a.heads * step, 4, a.pairs, a.interleaved)
+    behind = {"turn_first": a.latent, "norm_dims": a.latent}
+    shape = ops.RopeShape(*numbers, 1.25, a.v_norm, 1e-5, **behind)
     memory = ops.RopeMemory(*map(address, (own_q, own_k, own_v, *pools, *rest)))
+    if a.latent:
+        memory = replace(memory, v=0)
 
     def check() -> None:
         np.testing.assert_allclose(own_q[..., : a.dims], want_q, rtol=0, atol=8e-6)
@@ -244,6 +236,8 @@ def rope_case(rng: np.random.Generator, warp: int, a: Turned) -> Case:
             full = np.zeros((4 * PAGE, a.kv_heads, a.dims), np.float32)
             full[slots] = rows
             want = np.where(mine, lay(a.kv, full), 0xFF)
+            if a.latent and lay is gpu_pages.values:
+                want[:] = 0xFF
             if a.v_norm and rows is stored_v:
                 assert a.kv == "f32", "what is normed is rounded once more"
                 np.testing.assert_array_equal(pool[~mine], 0xFF)
