@@ -65,6 +65,7 @@ def test_draws_are_those_of_the_host(kernels: rig.Kernels) -> None:
             drawn += 1
             if setting.tokens[row] != want:
                 other += 1
+                assert one.temperature > 0.0, (row, setting.tokens[row], want)
                 apart = _edges(setting.logits[row], one, (int(setting.tokens[row]), want))
                 assert apart < ROUNDING, (row, one, setting.tokens[row], want)
     print(f"{drawn} draws at warps of {kernels.warp}, {other} of them another token than the host's")

@@ -16,7 +16,7 @@
 // chunks add up with atomics, lists lie in any order, and yet a row's token is a function of the row alone, whatever the
 // batch, the number of blocks or the width of a warp. 2^20 tokens fit 64 bits. Units are fine enough: all that is cut off
 // of 262 144 tokens is 2^-27 of the best one, less than the rounding of exp(). Where the host's sums in double precision
-// and these part, a draw differs if the random number falls between: about one in a million.
+// and these part, a draw differs if the random number falls between: some 10^-6 of all draws (none of 6000 in the test).
 //
 // **Nothing is sorted.** All filters are prefixes of an order: the k first, those up to a share of the mass. Keys are
 // 64-bit integers, the bits of `below` (a float that is not negative is ordered as its bits are) with the token's id
@@ -24,22 +24,24 @@
 // the end of a prefix: 512 bins over an interval of keys, one pass, the bin that has the end becomes the interval. The
 // draw itself is the same search with the id as key.
 //
-// **The first pass is for all of them.** Bins of 1/16 from the best cover all that has any mass, and the last one takes the rest. That
-// histogram, made by all chunks together, has the end of top_k or of top_p to within one bin; a real row of 262 144 tokens
-// leaves some tens to some thousands up to there. They are gathered, and sample_draw's one block turns over a list of at
-// most 4096 in the first cache instead of a megabyte. A row that leaves more (a flat one; typical_p, which is no prefix
-// of this order) is read whole at every step. With a temperature alone there is nothing to search but ids: chunks' masses
-// say which chunk.
+// **The first pass is for all of them.** Bins of 1/16 from the best cover all that has any mass, and the last one takes
+// the rest. That histogram, made by all chunks together, has the end of top_k or of top_p to within one bin; a real row
+// of 262 144 tokens leaves some tens to some thousands up to there. They are gathered, and sample_draw's one block turns
+// over that list instead of a megabyte. A row that leaves more than 16 384 (a flat one under top_p) is read whole at each
+// step. With a temperature alone there is nothing to search but ids: the chunks' masses say which chunk.
 //
 // **Cost.** Bytes a row, V tokens: adjust reads 4 V (and writes 4 V, and reads 8 V of counts and V / 8 of a mask, where the
 // request has any), count and gather read 4 V each, from the second cache, where the head's matrix product has just put
-// the logits. At V = 151 936 that is 0.6 MB a pass, one microsecond at 600 GB/s: the launches cost as much. The aim is
-// therefore latency. V / 4096 = 38 blocks a row keep a small card's multiprocessors busy with one row; 256 threads take
-// 16 tokens each in four 16-byte loads, which are all under way at once; registers allow six blocks of them (adjust's
-// block memory too: 16 KiB). The head itself reads V x width weights: 300 times a pass at a width of 2560 and 4.5 bits.
-// Sums in the histogram are 32-bit atomics in block memory, native on every card (64-bit ones are not), with the carry by
-// hand; tokens without mass, the most of a sharp row, are counted in a register. sample_draw: 512 threads, a pass over a
-// list of 1000 is two reads a thread and four barriers, and there are three to ten passes: some ten microseconds.
+// the logits; none is read that is not used. At V = 151 936 that is 0.6 MB a pass, one microsecond at 600 GB/s: launches
+// cost as much, so the roof is latency. V / 4096 = 38 blocks a row keep a small card's multiprocessors busy with one row;
+// 256 threads take 16 tokens each in four 16-byte loads, which are all under way at once. On sm_86 six blocks of adjust
+// fit a multiprocessor (its 16 KiB of block memory), five of count, four of gather (registers). The head itself reads
+// V x width weights: 300 times a pass at a width of 2560 and 4.5 bits. Sums in the histogram are 32-bit atomics in block
+// memory, native on every card (64-bit ones are not), with the carry by hand; tokens without mass, the most of a sharp
+// row, are counted in a register.
+// sample_draw: one block of 512 threads, 68 registers. A pass over a list of 1000 is two reads a thread and a dozen
+// barriers; three to ten passes are some ten microseconds. A pass over a whole row is bound by arithmetic, about 80
+// instructions a token: 50 us at V = 151 936 on one multiprocessor, with three to five of them in a flat row's draw.
 #pragma once
 
 constexpr int CHUNK = 4096;            // tokens of a block
