@@ -6,6 +6,10 @@ every huge page and has to wait for that; one with nothing live does not: a thre
 plans run again. What is there stays, also what is written at the same moment. That the memory is there was planned, and
 the pool that it replaces has just given its own back; where it lacks all the same, the next plan fails for it, with the
 arithmetic.
+
+It is work that nobody waits for, on cores that others wait for. A system hands a core over only after a few
+milliseconds, to whoever has just been woken as well, and a step of a flip is four such waits. So one huge page is had
+at a time, and the thread sleeps for as long as that worked: nobody waits longer, and half of a core is left.
 """
 
 from __future__ import annotations
@@ -15,12 +19,13 @@ import errno
 import os
 import sys
 import threading
+import time
 from collections.abc import Sequence
 
 from backends.cpu.memory import HUGE_PAGE, Mapping, refused
 from backends.pages import POPULATE_WRITE
 
-STEP_BYTES = 8 * HUGE_PAGE
+STEP_BYTES = HUGE_PAGE
 """What is had in one call: a pool that is to be given back waits for one."""
 
 
@@ -36,11 +41,12 @@ class Backing(threading.Thread):
     def run(self) -> None:
         for mapping in self._mappings:
             for first in range(0, mapping.size, STEP_BYTES):
-                if self._ended.is_set():
-                    return
+                began = time.thread_time()
                 error = populate(mapping.address + first, min(STEP_BYTES, mapping.size - first))
                 if error:
                     self.failure = refused(mapping.purpose, mapping.size, mapping.arithmetic, error)
+                    return
+                if self._ended.wait(time.thread_time() - began):
                     return
 
     def end(self) -> None:

@@ -1,4 +1,5 @@
-"""How fast a flip moves: rows into a payload with its digest, a payload into rows, an arena from a copy; beside memcpy.
+"""How fast a flip moves: rows into a payload with its digest, a payload into rows, an arena from a copy, read back on
+the way and in a second pass; beside memcpy.
 
     python scripts/benchmarks/moves.py [--mib 256] [--processes 2]
 
@@ -54,9 +55,13 @@ def measured(size: int, together: Barrier, out: multiprocessing.Queue[dict[str, 
         steps[f"write, pages of {page}"] = lambda pieces=pieces: pieces.unpack(library, team, target)
     steps["digest"] = lambda: library.hs_digest(team, target, size)
     whole = Pieces(np.array([source], np.int64), np.array([size], np.int64))
-    steps["refill, whole tensors"] = lambda: whole.pack(library, team, target)
     columns = column_pieces(source, size, 6912)
-    steps["refill, columns"] = lambda: columns.pack(library, team, target)
+    for name, pieces in (("whole tensors", whole), ("columns", columns)):
+        steps[f"refill, {name}"] = lambda pieces=pieces: pieces.fill(library, team, target)
+        steps[f"in two passes, {name}"] = lambda pieces=pieces: (
+            pieces.pack(library, team, target),
+            library.hs_digest(team, target, size),
+        )
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(ROUNDS):
         for name, step in steps.items():
