@@ -17,6 +17,11 @@ struct Quantised {
     int width;
 };
 
+DEVICE u32 larger_of_both(u32 bits, int mask) {
+    const u32 other = shuffle_xor(bits, mask);
+    return other > bits ? other : bits;
+}
+
 // Four columns of a row from `column` on, a multiple of 4, in lanes whose neighbours have the neighbouring columns, so that each
 // eight of them have a block. Every lane of the warp calls it; those that are not `there` write nothing, eight at a time.
 DEVICE void quantise4(const Quantised &to, int row, int column, const float (&x)[4], bool there) {
@@ -25,10 +30,7 @@ DEVICE void quantise4(const Quantised &to, int row, int column, const float (&x)
         const u32 magnitude = float_bits(x[i]) & 0x7fffffffu;
         bits = magnitude > bits ? magnitude : bits;
     }
-    UNROLL for (int mask = 4; mask > 0; mask /= 2) {
-        const u32 other = shuffle_xor(bits, mask);
-        bits = other > bits ? other : bits;
-    }
+    bits = larger_of_both(larger_of_both(larger_of_both(bits, 4), 2), 1);
     const float most = bits_float(bits), scale = most / 32512.0f;
     const bool live = most > QUANTISED_LEAST && bits < 0x7f800000u;
     const float inverse = live ? 32512.0f / most : 0.0f;
