@@ -74,15 +74,26 @@ struct DeltaConv {
     float eps;
 };
 
-// One channel of one row: the taps before the lane's rows are those of its window, before its sequence zeros.
-DEVICE float delta_convolve(const DeltaConv &c, const float *window, int channels, int row, int before, int position,
-                            int channel) {
+// A row of a lane: `before` rows of it lie before this one in the batch, `position` in its sequence.
+struct DeltaPlace { int row, before, position; };
+
+// `mixed` of a channel so many rows back: of the batch, before the lane's rows of its window, before its sequence zero.
+DEVICE float delta_tap(const DeltaConv &c, const float *window, int channels, const DeltaPlace &at, int back, int channel) {
+    if (back > at.position) return 0.0f;
+    if (back <= at.before) return row_at(c.mixed, at.row - back, c.mixed_stride)[channel];
+    return window[(i64)(c.kernel - 1 - (back - at.before)) * channels + channel];
+}
+
+// One channel of one row. Kernels of models are 4 rows long: then the weights are one load, and all loads are in flight at once.
+DEVICE float delta_convolve(const DeltaConv &c, const float *window, int channels, const DeltaPlace &at, int channel) {
     float sum = 0.0f;
-    for (int back = c.kernel - 1; back >= 0; back--) {
-        if (back > position) continue;
-        const float tap = back <= before ? row_at(c.mixed, row - back, c.mixed_stride)[channel]
-                                         : window[(i64)(c.kernel - 1 - (back - before)) * channels + channel];
-        sum = fma_(c.conv[(i64)channel * c.kernel + c.kernel - 1 - back], tap, sum);
+    if (c.kernel == 4) {
+        const Floats4 weight = load4(c.conv + 4 * (i64)channel);
+        UNROLL for (int back = 3; back >= 0; back--)
+            sum = fma_(weight.v[3 - back], delta_tap(c, window, channels, at, back, channel), sum);
+    } else {
+        for (int back = c.kernel - 1; back >= 0; back--)
+            sum = fma_(c.conv[(i64)channel * c.kernel + c.kernel - 1 - back], delta_tap(c, window, channels, at, back, channel), sum);
     }
     return silu(sum);
 }
@@ -100,14 +111,13 @@ DEVICE void delta_conv_block(const DeltaConv &c, const DeltaShape &d, float *con
     const int to = head < keys ? head * pad16(d.key_dim) : delta_values_at(d) + value * pad16(d.value_dim);
     const int end = (block_y() + 1) * each, last = end < rows ? end : rows;
     for (int row = block_y() * each; row < last; row++) {
-        const int lane_of_row = lanes[row];
-        const LaneRun run = run_of(runs, lane_of_row);
-        const int t = row - run.first, position = run.position + t;
+        const LaneRun run = run_of(runs, lanes[row]);
+        const int t = row - run.first;
         const float *window = c.states + c.slot_floats * run.slot;
         float y[DELTA_HEAD_MOST / 32], squares = 0.0f;
         UNROLL for (int i = 0; i < DELTA_HEAD_MOST / 32; i++) {
             const int at = l + 32 * i;
-            y[i] = at < dim ? delta_convolve(c, window, channels, row, t, position, from + at) : 0.0f;
+            y[i] = at < dim ? delta_convolve(c, window, channels, {row, t, run.position + t}, from + at) : 0.0f;
             squares = fma_(y[i], y[i], squares);
         }
         squares = group_sum<32>(squares);

@@ -26,7 +26,7 @@
 //
 // delta_prepare. Block: 256 threads, one chunk of one head; grid (value_heads, chunks). K K^T and Q K^T by tiles of 16 columns of
 // q and k, each thread 4 x 4 of both. (I + A)^-1 by halves: with the inverses of two diagonal blocks of s rows known, that of 2 s
-// rows has -T22 A21 T11 between them; s = 1, 2, .. 32, two barriers each. 47 KB of block memory, so two blocks (16 warps) to a
+// rows has -T22 A21 T11 between them; s = 1, 2, .. 32, two barriers each. 44 KB of block memory, so two blocks (16 warps) to a
 // multiprocessor of 100 KB. Bytes: reads 64 KB, writes 33 KB that delta_chunks reads again from the second cache.
 //
 // delta_chunks. Block: 8 threads a column, 32 columns (16 where key_dim is 256, so that S fits); grid (ceil(value_dim / columns),

@@ -10,8 +10,8 @@
 //
 // A thread takes 16 bytes of the stream at a time, four of them 4 KiB apart. Where they lie in one piece and both sides are
 // aligned, that is one load and one store of 16 bytes, a warp's 512 bytes in a row; aligned to four bytes (channels of a window)
-// four of four; else byte by byte, which is right for any length and needs no second kernel for the edges. 40 registers, 128
-// bytes of block memory, so registers and blocks alike let 6 blocks (48 warps) stay.
+// four of four; else byte by byte, which is right for any length and needs no second kernel for the edges. 46 registers,
+// 512 bytes of block memory: 5 blocks (40 warps), each thread with 64 bytes in flight, 80 KB a multiprocessor.
 //
 // Roofline: memory (or the bus, where the stream is pinned memory of the host): each byte once in, once out, all useful; `ends`
 // and `places` are 16 bytes a piece, of 4 KB at a page of a head of 128 halves.

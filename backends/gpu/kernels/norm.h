@@ -3,8 +3,8 @@
 //     src += add;  out = src / sqrt(mean(src^2) + eps) * weight;  out as two planes of bytes for the linear layer that reads it
 //
 // Block: 256 threads, one row; grid rows. Each thread has 4 columns of every 1024, and keeps those of the first 8192 in registers
-// (32 of them) from the sum of squares to the result; wider rows are read again, from the first cache. 60 registers, 4 blocks (32
-// warps) to a multiprocessor; one barrier's worth of block memory.
+// (32 of them) from the sum of squares to the result; wider rows are read again, from the first cache. 74 registers, 3 blocks (24
+// warps) to a multiprocessor, and each warp has all its loads of a row in flight at once.
 //
 // Roofline: at many rows memory, 20 bytes a column (src and add read, src, out and weight, which stays cached) of which all are
 // useful; at one row latency: two dependent trips to memory and a sum over the block, near 3 us, as much as a launch costs. So

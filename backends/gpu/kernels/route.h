@@ -7,7 +7,7 @@
 // Numbers are compared as integers that are ordered as the floats are (the sign turned), and of equal ones the lower index
 // wins: the same choice on every card, in every run, and a NaN chooses an expert that there is. -0 and 0 are equal.
 //
-// No block memory, 60 registers at 16 logits a lane. Roofline: latency. A row reads 4 bytes an expert once (2 KB at 512) and
+// No block memory, 51 registers at 16 logits a lane. Roofline: latency. A row reads 4 bytes an expert once (2 KB at 512) and
 // writes 8 a choice; 10 choices are 10 x 10 dependent shuffles, near 3 us, whatever the number of rows up to four for each
 // multiprocessor's scheduler. That is little beside the experts, which read megabytes.
 #pragma once

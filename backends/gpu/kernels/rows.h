@@ -2,7 +2,7 @@
 //
 // Block: 256 threads, each four neighbouring columns, so 1024 columns of one row; grid (ceil(width / 1024), rows). Loads and
 // stores are 16 bytes a lane wherever a row is aligned (rows of any width and stride are allowed, the rest goes by single
-// floats). Nothing is kept in block memory, about 25 registers, so the threads of a multiprocessor are all there.
+// floats). Nothing is kept in block memory, at most 36 registers, so the threads of a multiprocessor are all there.
 //
 // Roofline: memory, or at one row the launch itself. Useful bytes are all bytes: an activation reads 8 and writes 4 for each
 // number (12 of 12), add_gated reads 8 and writes 4. A row of 16384 columns at decode is 192 KB, 0.2 us of a card's bandwidth,

@@ -214,7 +214,8 @@ class DeltaShape:
 @dataclass(frozen=True)
 class DeltaMemory:
     """Addresses of one delta net's weights, of its scratch (`convolved_floats` for each row of a batch,
-    `prepared_floats` for each chunk) and of what is kept of held rows (`convolved_floats` and `channels` for each)."""
+    `prepared_floats` for each chunk) and of what is kept of held rows (`convolved_floats` and `channels` for each). All
+    are multiples of 16."""
 
     conv: int
     dt_bias: int
