@@ -1,7 +1,9 @@
 """What a flip costs: `flip` of scripts/bench, on two ranks with one thread each. It needs no llama-server.
 
     flip            ms of a flip with nothing live, beyond filling the arena
-    flip_refill     GB/s of filling the arenas: bytes of both ranks over the time of the slower one
+    flip_total      ms of the same flip from the ask to the end, filling the arena included
+    flip_refill     GB/s of filling the arenas and reading back what lies there: bytes of both ranks over the time of
+                    the slower one
     flip_move       GB/s of moving KV rows and states: every byte is copied twice, into the transit memory and out of
                     it, so twice the bytes over the slower rank's times of both, the digest of what it packs among them
     flip_mib        ms for each MiB that is live, beyond a flip with nothing live: all that grows with the bytes, also
@@ -33,8 +35,8 @@ from measures import Prompts
 from rank_tests import RANKS, Keep
 from servers import Server, homeserve
 
-FLIP, REFILL, MOVE, PER_MIB = "flip", "flip_refill", "flip_move", "flip_mib"
-TESTS = (FLIP, REFILL, MOVE, PER_MIB)
+FLIP, TOTAL, REFILL, MOVE, PER_MIB = "flip", "flip_total", "flip_refill", "flip_move", "flip_mib"
+TESTS = (FLIP, TOTAL, REFILL, MOVE, PER_MIB)
 MODELS = ("SmolLM2-135M-Instruct.Q4_1", "llama-1.5b.Q4_K_M", "qwen35.Q4_K_M")
 """Where no others are asked for: a small one, a large one, and one with recurrent states."""
 LAYOUTS = ("tensor", "pipeline")
@@ -76,6 +78,7 @@ def measure_flips(server: Server, runs: int, prompts: Prompts, threads: int, kee
         trip = round_trip(server)
         empty.append(trip)
         keep("homeserve", FLIP, "ms", run, statistics.mean(map(beside_refill_ms, trip)), server.settings)
+        keep("homeserve", TOTAL, "ms", run, statistics.mean(map(total_ms, trip)), server.settings)
         keep("homeserve", REFILL, "GB/s", run, statistics.mean(map(refill_gb_s, trip)), server.settings)
     for _ in range(LANES):
         ask(server, prompts.draw(PROMPT))
@@ -100,8 +103,12 @@ def part_ms(record: Record, *names: str) -> float:
     return max(sum(rank["parts_ms"].get(name, 0.0) for name in names) for rank in record["ranks"])
 
 
+def total_ms(record: Record) -> float:
+    return float(record["ms"]["total"])
+
+
 def beside_refill_ms(record: Record) -> float:
-    return float(record["ms"]["total"]) - part_ms(record, "refill")
+    return total_ms(record) - part_ms(record, "refill")
 
 
 def refill_gb_s(record: Record) -> float:

@@ -141,6 +141,7 @@ RESULTS = {
     "sum8k": Result("sum of 8 KiB between 2 ranks", "us", False, "sum8k"),
     "tp2_vs_1x2": Result("decode, 2 ranks against 1 with 2 threads", "tok/s", True, "tp2_vs_1x2"),
     "flip": Result("flip with nothing live, beside the refill", "ms", False, "flip"),
+    "flip_total": Result("flip with nothing live, in all", "ms", False, "flip"),
     "flip_refill": Result("refill of the arenas at a flip", "GB/s", True, "flip"),
     "flip_move": Result("rows and states at a flip", "GB/s", True, "flip"),
     "flip_mib": Result("flip, for each MiB that is live", "ms/MiB", False, "flip"),

@@ -82,6 +82,7 @@ def test_numbers_are_those_of_the_slower_rank_and_of_both_ways(monkeypatch: pyte
     found = {(each.test, each.run): (each.value, each.unit) for each in kept.samples if each.engine == "homeserve"}
     for run in range(2):
         assert found["flip", run] == (8.0, "ms"), "4 of 12 ms are the refill of the slower one"
+        assert found["flip_total", run] == (12.0, "ms")
         assert found["flip_refill", run] == (2.5, "GB/s"), "both ranks' bytes"
         assert found["flip_move", run] == (pytest.approx(2 * 6 * MIB / 12e6), "GB/s"), "each byte twice"
         assert found["flip_mib", run] == (pytest.approx(3.0), "ms/MiB")
