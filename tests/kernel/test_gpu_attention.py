@@ -153,6 +153,16 @@ def test_a_row_that_is_no_number_spoils_none_before_it(vendor: rig.Vendor, warp:
     filled.check(2e-5)
 
 
+@pytest.mark.parametrize("form", ("few", "many"))
+def test_no_thread_reads_what_another_may_still_write(form: str) -> None:
+    """ThreadSanitizer sees what only barriers order: shuffles order nothing."""
+    case = FORMS[form](np.random.default_rng(SEED), 32, Asked("f16", 64, heads=4, kv_heads=1, gated=True))
+    for launch in case.launches:
+        of = (f"QUANT={launch.symbol.quant}",) if launch.symbol.quant else ()
+        rig.sanitized(rig.build(launch.symbol.file, "cuda", 32, *of, sanitizer="thread"), [launch], case.arrays)
+    case.check()
+
+
 # ------------------------------------------------------------------------------------------------------------- launches
 
 
@@ -190,6 +200,16 @@ def test_a_window_bounds_the_parts() -> None:
     assert ops.parts(16, shape) == ops.Parts(16, 5)
     assert ops.parts(16, replace(shape, window=0)) == ops.Parts(16, 512)
     assert ops.parts(16, replace(shape, window=1)) == ops.Parts(16, 1)
+
+
+def test_parts_are_as_small_as_their_memory_allows() -> None:
+    shape = ops.Shape("f16", 32, 8, 128, 1.0, 128, 4096, 4096, 2048, 9000)
+    tiles = ops.Tiles(16, 1)
+    each = 4 * sum(ops.part_floats(shape, tiles, ops.Parts(16, 1)))
+    assert ops.fitting_parts(shape, tiles, 128 * each) == ops.Parts(16, 128)
+    assert ops.fitting_parts(shape, tiles, 128 * each - 1) == ops.Parts(32, 64)
+    with pytest.raises(ValueError, match="16 tiles of 1 rows take more than"):
+        ops.fitting_parts(shape, tiles, 7 * each)
 
 
 def test_few_queries_are_those_of_two_passes() -> None:

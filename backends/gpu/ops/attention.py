@@ -296,6 +296,17 @@ def parts(pages: int, shape: Shape) -> Parts:
     return Parts(pages, seen)
 
 
+def fitting_parts(shape: Shape, tiles: Tiles, limit: int) -> Parts:
+    """The smallest parts, from 256 positions on, of which those of all tiles at their longest take at most `limit`
+    bytes: small ones fill a card from short sequences on, and all of a program's batches must have the same. Raises
+    ValueError where none do."""
+    for pages in (16, 32, 64, 128, MAX_PART_PAGES):
+        cut = parts(pages, shape)
+        if 4 * sum(part_floats(shape, tiles, cut)) <= limit:
+            return cut
+    raise ValueError(f"{tiles.count} tiles of {tiles.rows} rows take more than {limit} bytes in parts of {pages} pages")
+
+
 def part_floats(shape: Shape, tiles: Tiles, parts: Parts) -> tuple[int, int]:
     """Floats of `part_stats` and of `part_values`."""
     each = tiles.count * tiles.rows * shape.heads * parts.most
