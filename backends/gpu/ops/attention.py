@@ -323,7 +323,7 @@ def few(shape: Shape, memory: Memory, tiles: Tiles, parts: Parts) -> tuple[Launc
     if not tiles.count:
         return ()
     passes = -(-tiles.rows * shape.group // few_queries(shape.kv))
-    grid = (shape.kv_heads * passes, _tile_parts(shape, tiles, parts), tiles.count)
+    grid = (shape.kv_heads * passes, tile_parts(shape, tiles, parts), tiles.count)
     args = _arguments(shape, memory, tiles, parts)
     return (Launch(FEW[shape.kv, shape.dims], grid, args), merge(shape, memory, tiles, parts))
 
@@ -346,7 +346,7 @@ def _blocks(
     if not tiles.count:
         return ()
     passes = -(-tiles.rows * shape.group // block.rows)
-    of_parts = _tile_parts(shape, tiles, parts) if parts else 1
+    of_parts = tile_parts(shape, tiles, parts) if parts else 1
     args = _arguments(shape, memory, tiles, parts or Parts(0, 0))
     launch = Launch(symbol, (shape.kv_heads * passes, of_parts, tiles.count), args, shared=block.shared)
     return (launch, merge(shape, memory, tiles, parts)) if parts else (launch,)
@@ -358,7 +358,7 @@ def merge(shape: Shape, memory: Memory, tiles: Tiles, parts: Parts) -> Launch:
     return Launch(MERGE, (shape.heads, tiles.rows, tiles.count), args)
 
 
-def _tile_parts(shape: Shape, tiles: Tiles, parts: Parts) -> int:
+def tile_parts(shape: Shape, tiles: Tiles, parts: Parts) -> int:
     """Parts that the rows of one tile see between them: at a window's edge one more than each."""
     if not shape.window:
         return parts.most
