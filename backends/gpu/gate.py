@@ -11,20 +11,26 @@ from __future__ import annotations
 
 import csv
 import importlib
+import json
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from backends.gpu import sources
 from backends.gpu.arch import Arch
-from backends.gpu.cache import Cache, Compiler
+from backends.gpu.cache import Cache, Compiler, key_of
 from backends.gpu.figures import VERBOSE, Figures, figures
 from backends.gpu.launch import MODULES, Symbol
 
 COLUMNS = ("symbol", "arch", "registers", "spills", "block_bytes", "dot4", "matrix", "load128", "compiler")
 Key = tuple[str, str]
+
+_READING = 1
+"""Grows when figures are read otherwise than before, so that kept ones are none of it."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +62,28 @@ def compiled(
         programs.setdefault((symbol.file, symbol.quant), []).append(symbol)
 
     def rows(name: tuple[str, str]) -> list[Row]:
-        program = sources.file_program(name[0], arch.vendor, name[1])
-        found = figures(cache.get(program, arch, compiler, VERBOSE[arch.vendor]), arch.vendor)
+        found = _figures(sources.file_program(name[0], arch.vendor, name[1]), arch, compiler, cache)
         return [Row(each.name, arch.name, found[each.name], compiler.title) for each in programs[name]]
 
     with ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool:
         for part in pool.map(rows, programs):
             yield from part
+
+
+def _figures(program: sources.Program, arch: Arch, compiler: Compiler, cache: Cache) -> dict[str, Figures]:
+    """Kept beside the code that they are of, as reading them takes as long as compiling a small kernel. What cannot be
+    read of them is made anew, and what cannot be written is left."""
+    extra = VERBOSE[arch.vendor]
+    path = cache.folder / f"{key_of(program, arch, compiler, extra)}.figures-{_READING}"
+    try:
+        return {name: Figures(*counts) for name, counts in json.loads(path.read_text()).items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        found = figures(cache.get(program, arch, compiler, extra), arch.vendor)
+    with suppress(OSError):
+        making = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+        making.write_text(json.dumps({name: astuple(each) for name, each in found.items()}))
+        making.replace(path)
+    return found
 
 
 def complaints(found: Iterable[Row], table: Mapping[Key, Row], named: Mapping[str, Symbol], arch: Arch) -> list[str]:
