@@ -1,7 +1,9 @@
-"""The tables of backends/gpu/kernels/grids.h, made from the `gguf` package: `python tests/kernel/grid_tables.py > grids.h`.
+"""The tables of backends/gpu/kernels/grids.h, made from the `gguf` package.
+
+    python tests/kernel/grid_tables.py > backends/gpu/kernels/grids.h
 
 The types of about one to three bits number short vectors of a table. A vector is packed here into 16 bits: eight values
-of two bits (which of 8, 25, 43; or -1, 0, 1), or four values of four bits (which of 4, 12 ... 62; or an odd number itself).
+of two bits (which of 8, 25, 43; or -1, 0, 1), or four of four (which of 4, 12 ... 62; or an odd number itself).
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ import gguf.quants
 import numpy as np
 
 HEADER = """\
-// Vectors that the types of one to three bits number, in 16 bits each: eight values of two bits, the first one lowest, or four
-// of four. quants_grids.h says what they mean. Data of llama.cpp (ggml-common.h, MIT licence) as the Python package gguf has it;
-// written by tests/kernel/grid_tables.py, do not edit.
+// Vectors that the types of one to three bits number, in 16 bits each: eight values of two bits, the first one lowest,
+// or four of four. quants_grids.h says what they mean. Data of llama.cpp (ggml-common.h, MIT licence) as the Python
+// package gguf has it; written by tests/kernel/grid_tables.py, do not edit.
 #pragma once
 """
 TABLES = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S")

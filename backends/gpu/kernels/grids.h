@@ -1,6 +1,6 @@
-// Vectors that the types of one to three bits number, in 16 bits each: eight values of two bits, the first one lowest, or four
-// of four. quants_grids.h says what they mean. Data of llama.cpp (ggml-common.h, MIT licence) as the Python package gguf has it;
-// written by tests/kernel/grid_tables.py, do not edit.
+// Vectors that the types of one to three bits number, in 16 bits each: eight values of two bits, the first one lowest,
+// or four of four. quants_grids.h says what they mean. Data of llama.cpp (ggml-common.h, MIT licence) as the Python
+// package gguf has it; written by tests/kernel/grid_tables.py, do not edit.
 #pragma once
 
 TABLE(u16, IQ2_XXS_GRID, 256) = {

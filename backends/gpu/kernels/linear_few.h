@@ -52,8 +52,8 @@ DEVICE void linear_few(float *out, const void *w, const float *bias, const X &x,
         }
 }
 
-// Blocks of 128 threads that a multiprocessor should hold: 80 registers a thread for one or two rows, 128 for more.
-constexpr int few_blocks(int rows) { return rows <= 2 ? 6 : 4; }
+// Blocks of 128 threads that a multiprocessor should hold: 80 registers a thread for one row, 96 for two, 128 for more.
+constexpr int few_blocks(int rows) { return rows == 1 ? 6 : rows == 2 ? 5 : 4; }
 
 #define LINEAR_FEW(type, R)                                                                                                    \
     KERNEL(linear_few_##type##_r##R, 128, few_blocks(R))                                                                       \
