@@ -50,14 +50,21 @@ JOIN_HIDDEN = symbol(
     *("join_hidden", "join_hidden", "JoinHidden"),
     f"{_JOIN}, kept, i32 kept_stride, runs, lanes, i32 first, i32 width",
     256,
+    load128=False,
 )
 JOIN_CHAINED = symbol(
-    "join_chained", "join_hidden", "JoinHidden", f"{_JOIN}, runs, lanes, chain, i32 first, i32 width", 256
+    "join_chained",
+    "join_hidden",
+    "JoinHidden",
+    f"{_JOIN}, runs, lanes, chain, i32 first, i32 width",
+    256,
+    load128=False,
 )
 JOIN_ACCEPT = symbol(
     *("join_accept", "join_hidden", "JoinHidden"),
     "kept, i32 kept_stride, states, i64 slot_floats, accepts, i32 width",
     256,
+    load128=False,
 )
 DELTA_CONV = symbol(
     *("delta_conv", "delta", "DeltaNet"),
