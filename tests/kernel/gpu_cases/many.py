@@ -3,8 +3,9 @@
 The bound of a product. A half is off by at most 2^-11 of its value, or by 2^-25 where it is below the least normal
 one. For a weight w that is 2^-11 |w| + 2^-25, for an activation x of a row whose largest is m, 2^-11 |x| + 2^-39 m (the
 row is lifted to 2^14 .. 2^15 first). Sums of n products in single precision, in any order, are off by n 2^-24 of the
-sum of their sizes. Nothing else is rounded. Sharper: roundings are of either sign, so that a sum of independent ones strays
-by the root of the sum of squares, on average sqrt(2/3) 2^-11 of it; seven times that is not met in a test's lifetime.
+sum of their sizes. Nothing else is rounded. Sharper: roundings are of either sign, so that a sum of independent ones
+strays by the root of the sum of squares, on average sqrt(2/3) 2^-11 of it; seven times that is not met in a test's
+lifetime.
 """
 
 from __future__ import annotations
