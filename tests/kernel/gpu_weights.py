@@ -70,7 +70,12 @@ def _finite(quant: QuantType, blocks: Array, rng: np.random.Generator) -> None:
 def of_blocks(quant: QuantType, file: Array, cols: int) -> Matrix:
     rows = len(file)
     meaning = gguf.dequantize(file, gguf.GGMLQuantizationType[quant.name]).astype(np.float32).reshape(rows, cols)
-    return Matrix(quant, file, meaning, aligned(planes.pack(quant, file.reshape(-1), rows, cols)))
+    return Matrix(quant, file, meaning, packed(quant, file, cols))
+
+
+def packed(quant: QuantType, file: Array, cols: int) -> Array:
+    """As on the card."""
+    return aligned(planes.pack(quant, file.reshape(-1), len(file), cols))
 
 
 def of_values(quant: QuantType, values: Array) -> Matrix:
@@ -78,7 +83,7 @@ def of_values(quant: QuantType, values: Array) -> Matrix:
     rows, cols = values.shape
     file = gguf.quantize(values, gguf.GGMLQuantizationType[quant.name]).view(np.uint8).reshape(rows, -1)
     meaning = gguf.dequantize(file, gguf.GGMLQuantizationType[quant.name]).astype(np.float32).reshape(rows, cols)
-    return Matrix(quant, file, meaning, aligned(planes.pack(quant, file.reshape(-1), rows, cols)))
+    return Matrix(quant, file, meaning, packed(quant, file, cols))
 
 
 def cols_of(quant: QuantType, rng: np.random.Generator, most: int = 1280) -> int:
