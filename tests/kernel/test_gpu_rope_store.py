@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from dataclasses import replace
 
+import kernel_rig as cpu
 import numpy as np
 import pytest
 import simt_rig as rig
@@ -12,7 +14,9 @@ from gpu_cases import Array, Case, address, aligned
 from gpu_cases.attention import Turned, rope_case
 from gpu_pages import F8
 
+from backends.base import Attention, Batch, Buffer, KvLayer, KvPool, Op, RopeStore
 from backends.gpu.ops import attention as ops
+from backends.quant import QuantType
 
 SEED = int(os.environ.get("HOMESERVE_TEST_SEED") or "0", 16)
 RIGS: tuple[tuple[rig.Vendor, int], ...] = (("cuda", 32), ("hip", 64))
@@ -107,6 +111,39 @@ def test_q8_0_does_not_hide_what_is_no_number(vendor: rig.Vendor, warp: int, bad
     used = ~(pool.reshape(4, -1)[:, :64].copy().view(np.uint16).reshape(4, 2, 16) == 0xFFFF)
     assert used.sum() == 2
     assert sorted(np.isnan(scales[used]).tolist()) == [False, True]
+
+
+@widths
+@pytest.mark.parametrize("kv", ops.KV_TYPES)
+def test_the_pool_is_that_of_the_cpu_to_the_bit(vendor: rig.Vendor, warp: int, kv: str) -> None:
+    """The same rows into the same slots: what a flip carries is the same whoever wrote it."""
+    random, rows, heads, dims = np.random.default_rng(SEED), 9, 3, 64
+    k, v = (
+        (random.standard_normal((rows, heads * dims)) * 10.0 ** random.uniform(-3, 2, (rows, 1))).astype(np.float32)
+        for _ in range(2)
+    )
+    slots = random.permutation(4 * 16)[:rows].astype(np.int32)
+    at = np.arange(rows, dtype=np.int32)
+    op_q, table_q, q = cpu.feed("q", np.ones((rows, heads * dims), np.float32))
+    op_k, table_k, of_k = cpu.feed("k", k)
+    op_v, table_v, of_v = cpu.feed("v", v)
+    ops_of: list[Op] = [op_q, op_k, op_v, RopeStore(q, of_k, of_v, 0, heads, heads, dims, None)]
+    ops_of.append(Attention(q, Buffer("out", heads * dims), 0, heads, heads, dims, 1.0))
+    pool = KvPool((KvLayer(heads, dims),), 4 * 16, QuantType[ops.KV_TYPES[kv]])
+    program = cpu.bind(
+        cpu.backend(cpu.tested_levels()[-1]), ops_of, [table_q, table_k, table_v], pool, rows, 1, 1, rows
+    )
+    lanes = at, (slots // 16)[None, :, None].astype(np.int32)
+    program.run(Batch(at, slots % 16, slots[None], *lanes, np.zeros(0, np.int32)))
+    (region,) = (each for each in program.memory_regions() if each.line == "kv")
+    there = np.frombuffer(ctypes.string_at(region.address, region.bytes), np.uint8)
+
+    pools = [np.zeros(each.size // 2, np.uint8) for each in (there, there)]
+    own = [aligned(each) for each in (np.ones((rows, 1), np.float32), k, v, *pools, at, slots)]
+    shape = ops.RopeShape(kv, rows, 0, heads, dims, dims, 1, 4)
+    run(Case(ops.rope_store(shape, ops.RopeMemory(*map(address, own), turns=0)), (), lambda: None), vendor, warp)
+    program.close()
+    assert np.array_equal(np.concatenate(own[3:5]), there)
 
 
 @widths
