@@ -87,9 +87,10 @@ def _figures(program: sources.Program, arch: Arch, compiler: Compiler, cache: Ca
 
 
 def complaints(found: Iterable[Row], table: Mapping[Key, Row], named: Mapping[str, Symbol], arch: Arch) -> list[str]:
-    """What is wrong with rows: spills, an instruction that is not there, and where the table has the row from the same
-    compiler, figures that are worse. Empty if nothing is."""
+    """What is wrong with rows: spills, an instruction that is not there, and where the table is also of this arch, a
+    row that it lacks, or figures that are worse than those of the same compiler. Empty if nothing is."""
     wrong = []
+    tabled = arch.name in {name for _, name in table}
     for row in found:
         where = f"{row.symbol} for {row.arch}"
         if row.figures.spills:
@@ -97,9 +98,9 @@ def complaints(found: Iterable[Row], table: Mapping[Key, Row], named: Mapping[st
         for need in row.figures.lacks(named[row.symbol], arch):
             wrong.append(f"{where} has no {need} instruction")
         known = table.get(row.key)
-        if known is None:
+        if known is None and tabled:
             wrong.append(f"{where} has no row in the table")
-        elif known.compiler == row.compiler:
+        elif known and known.compiler == row.compiler:
             wrong += [f"{where}: {text}" for text in _worse(row.figures, known.figures)]
     return wrong
 
