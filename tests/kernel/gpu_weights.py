@@ -122,7 +122,8 @@ def quantised(x: Array) -> Quantised:
     v = np.rint(np.where(live, blocks, 0) * inverse).astype(np.int32)
     hi = v + 128 >> 8
     scale = (most / np.float32(32512)).astype(np.float32)
-    sums = scale * v.reshape(rows, cols // 32, 2, 16).sum(axis=3).astype(np.float32)
+    with np.errstate(invalid="ignore"):  # zeros times an infinite scale: not a number, as it should be
+        sums = scale * v.reshape(rows, cols // 32, 2, 16).sum(axis=3).astype(np.float32)
     whole = (rows, cols)
     return Quantised(
         aligned(hi.astype(np.int8).reshape(whole)),
