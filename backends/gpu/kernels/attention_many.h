@@ -3,7 +3,7 @@
 //     block    ROWS queries of one kv head (rows of the tile times its heads, in that order) by 32 positions at a time
 //              head size      to 128   192, 256   512   latent
 //              ROWS              64        64      32      32
-//              threads          128       256     128     128
+//              threads          128       256     256     256
 //     grid     (kv heads x passes over the tile's queries, 1 or parts, tiles)
 //
 // For each 32 positions, as in FlashAttention-2: S = Q K^T on matrix cores, halves in and single precision out; a running
@@ -13,13 +13,16 @@
 // matrix cores do 512 operations a cycle with sums in single precision, and nothing where a second block has the multiprocessor
 // meanwhile.
 //
+// From 512 dims on there are more warps than tiles of S: two share one, each with half of a chunk's dims, and their sums are added in
+// block memory.
+//
 // K and V come in chunks of at most 128 dims (192: 96; latent: 192), so block memory does not grow with heads: a chunk's 16-byte
 // vectors are loaded into registers while the one before is multiplied, and opened into halves on their way into block memory. On cards
 // whose matrix cores want lines of k, K and V are turned round there (TURNED).
 //
 //     block memory   queries ROWS x (dims + 8) halves, a chunk 10 KiB (latent 15), S and P ROWS x 144 bytes: 36 KiB at 128 dims (two
 //                    blocks on sm_86), 53 at 256, 48 at 512, 57 latent: within the 64 of RDNA and sm_75
-//     registers      O takes 64 for each thread (512: 128, latent: 144), fragments and vectors on their way 60: no spills
+//     registers      O takes 64 for each thread (latent: 96), fragments and vectors on their way 60: no spills
 //     bytes          an element of K or V is loaded once for ROWS queries: 2 ROWS operations for each of f16's two bytes. An RTX 3090
 //                    (71e12 operations, 2e12 bytes a second from its second cache) needs 36: matrix cores are the roof, from 64
 //                    rows on with room. A tile's blocks share the second cache.
@@ -48,12 +51,12 @@ constexpr int MANY_LINE = MANY_COLS + 4;            // floats of a row of S; its
 
 template <int DIMS_> struct Head {
     static constexpr int DIMS = DIMS_, VALUES = DIMS_, CHUNKS = (DIMS_ + 127) / 128, CHUNK = DIMS_ / CHUNKS;
-    static constexpr int ROWS = DIMS_ <= 256 ? 64 : 32, THREADS = DIMS_ > 128 && DIMS_ <= 256 ? 256 : 128;
+    static constexpr int ROWS = DIMS_ <= 256 ? 64 : 32, THREADS = DIMS_ <= 128 ? 128 : 256;
     static constexpr bool LATENT = false;
 };
 
 struct LatentHead {
-    static constexpr int DIMS = 576, VALUES = 512, CHUNKS = 3, CHUNK = 192, ROWS = 32, THREADS = 128;
+    static constexpr int DIMS = 576, VALUES = 512, CHUNKS = 3, CHUNK = 192, ROWS = 32, THREADS = 256;
     static constexpr bool LATENT = true;
 };
 
@@ -61,6 +64,8 @@ template <class Kv, class H> struct Many {
     static constexpr int WARPS = H::THREADS / WARP;
     static constexpr int ROW_TILES = H::ROWS / 16, COL_TILES = MANY_COLS / 16;
     static constexpr int SCORE_TILES = (ROW_TILES * COL_TILES + WARPS - 1) / WARPS;   // of a warp
+    // Where warps are more than tiles of S, two share one: each has half of a chunk's dims.
+    static constexpr int HALVES = WARPS > ROW_TILES * COL_TILES ? 2 : 1;
     // In the second product a warp has 32 rows and every SPREAD-th tile of dims.
     static constexpr int SPREAD = WARPS / (H::ROWS / 32);
     static constexpr int VALUE_CHUNKS = (H::VALUES + H::CHUNK - 1) / H::CHUNK, VALUE_TILES = (H::CHUNK / 16 + SPREAD - 1) / SPREAD;
@@ -197,13 +202,22 @@ template <class Kv, class H> DEVICE void store_latent(const Many<Kv, H> &f, cons
 
 // ----------------------------------------------------------------------------------------------------------- products
 
-// A warp's tiles of S: as many as there are, those of one warp in the same rows where warps suffice.
-template <class Kv, class H> DEVICE int score_tile(int i) { return warp() + i * Many<Kv, H>::WARPS; }
+// A warp's tiles of S, those of one warp in the same rows where warps suffice; and its half of the dims.
+template <class Kv, class H> DEVICE int score_tile(int i) {
+    typedef Many<Kv, H> F;
+    return F::HALVES == 2 ? warp() % (F::ROW_TILES * F::COL_TILES) : warp() + i * F::WARPS;
+}
+template <class Kv, class H> DEVICE int score_half() {
+    typedef Many<Kv, H> F;
+    return F::HALVES == 2 ? warp() / (F::ROW_TILES * F::COL_TILES) : 0;
+}
 
 // s += chunk `c` of Q times that of K.
 template <class Kv, class H> DEVICE void multiply_scores(const Many<Kv, H> &f, TileC (&s)[Many<Kv, H>::SCORE_TILES], int c) {
     typedef Many<Kv, H> F;
-    UNROLL for (int k = 0; k < H::CHUNK; k += 16) {
+    const int from = score_half<Kv, H>() * (H::CHUNK / 2);
+    UNROLL for (int at = 0; at < H::CHUNK / F::HALVES; at += 16) {
+        const int k = from + at;
         TileA q;
         UNROLL for (int i = 0; i < F::SCORE_TILES; i++) {
             const int tile = score_tile<Kv, H>(i), row = tile % F::ROW_TILES * 16, col = tile / F::ROW_TILES * 16;
@@ -221,11 +235,16 @@ template <class Kv, class H> DEVICE void multiply_scores(const Many<Kv, H> &f, T
 
 template <class Kv, class H> DEVICE void write_scores(const Many<Kv, H> &f, TileC (&s)[Many<Kv, H>::SCORE_TILES]) {
     typedef Many<Kv, H> F;
-    UNROLL for (int i = 0; i < F::SCORE_TILES; i++) {
-        const int tile = score_tile<Kv, H>(i);
-        if (tile >= F::ROW_TILES * F::COL_TILES) continue;
-        float *to = f.scores + tile % F::ROW_TILES * 16 * MANY_LINE + tile / F::ROW_TILES * 16;
-        tile_each(s[i], [&](int row, int col, float &value) { to[row * MANY_LINE + col] = value; });
+    UNROLL for (int half = 0; half < F::HALVES; half++) {
+        if (half) block_barrier();
+        UNROLL for (int i = 0; i < F::SCORE_TILES; i++) {
+            const int tile = score_tile<Kv, H>(i);
+            if (tile >= F::ROW_TILES * F::COL_TILES || half != score_half<Kv, H>()) continue;
+            float *to = f.scores + tile % F::ROW_TILES * 16 * MANY_LINE + tile / F::ROW_TILES * 16;
+            tile_each(s[i], [&](int row, int col, float &value) {
+                to[row * MANY_LINE + col] = half ? to[row * MANY_LINE + col] + value : value;
+            });
+        }
     }
 }
 

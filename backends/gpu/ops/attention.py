@@ -78,10 +78,10 @@ def _line(halves: int) -> int:
 
 def many_block(dims: int) -> Block:
     chunks = -(-dims // 128)
-    return Block(64 if dims <= 256 else 32, 256 if 128 < dims <= 256 else 128, dims // chunks, dims, dims)
+    return Block(64 if dims <= 256 else 32, 128 if dims <= 128 else 256, dims // chunks, dims, dims)
 
 
-LATENT_BLOCK = Block(32, 128, 192, LATENT + LATENT_ROPE, LATENT)
+LATENT_BLOCK = Block(32, 256, 192, LATENT + LATENT_ROPE, LATENT)
 
 
 def few_queries(kv: str) -> int:
