@@ -27,13 +27,12 @@ DEVICE void experts_many(float *out, const half_t *x, const float *scales, const
     order += tile.y;
     const i64 matrix_row = (i64)tile.x * step + first;
     many_block<Q, S>(
-        memory, x, pitch, lines_of(Q(), w, w_rows, cols), matrix_row + first_out, matrix_row + outs - 1, cols,
+        memory, x, scales, pitch, lines_of(Q(), w, w_rows, cols), bias, matrix_row + first_out, matrix_row + outs - 1, cols,
         [&](int row) { return order[row < rows ? row : rows - 1] / used; },
         [&](int row, int col, float value) {
             col += first_out;
             if (row >= rows || col >= outs) return;
-            const int pair = order[row];
-            out[(i64)pair * out_stride + col] = value * scales[pair / used] + (bias ? bias[matrix_row + col] : 0.0f);
+            out[(i64)order[row] * out_stride + col] = value;
         });
 }
 

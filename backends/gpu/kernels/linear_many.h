@@ -19,12 +19,12 @@ DEVICE void linear_many(float *out, const half_t *x, const float *scales, const 
     SHARED(half_t, memory, S::LINES * S::STRIDE);
     const int first_row = block_x() * S::ROWS, first_out = block_y() * S::OUTS;
     many_block<Q, S>(
-        memory, x, pitch, lines_of(Q(), w, outs, cols), first_out, outs - 1, cols,
+        memory, x, scales, pitch, lines_of(Q(), w, outs, cols), bias, first_out, outs - 1, cols,
         [&](int row) { return first_row + row < rows ? first_row + row : rows - 1; },
         [&](int row, int col, float value) {
             row += first_row;
             col += first_out;
-            if (row < rows && col < outs) out[(i64)row * out_stride + col] = value * scales[row] + (bias ? bias[col] : 0.0f);
+            if (row < rows && col < outs) out[(i64)row * out_stride + col] = value;
         });
 }
 

@@ -84,14 +84,29 @@ template <class Q> DEVICE void get_piece(Q, Piece<Q> &piece, const Lines<Q> &lin
     piece.here = group < lines.groups;
     if (piece.here) piece.bits = fetch(Q(), lines.packed, row, group);
 }
+DEVICE u32 half_pair(float low, float high) { return (u32)float_to_half(low) | (u32)float_to_half(high) << 16; }
+
+// A signed byte with its top bit turned as the last of a float between 2^23 and 2^23 + 256: one instruction and a difference,
+// where NVIDIA's conversion of bytes goes to a unit with an eighth of the lanes.
+DEVICE float turned_byte(u32 turned, int i) { return bits_float(0x4b000000u | (turned >> 8 * i & 0xff)) - 8388736.0f; }
+
 template <class Q> DEVICE void put_piece(Q, const Piece<Q> &piece, half_t *to) {
     Group g;
-    u32 pairs[8] = {};
+    u32 pairs[4] = {};
     if (piece.here) unpack(piece.bits, g);
-    UNROLL for (int part = 0; part < 2; part++) {
-        if (piece.here) halves_of<Q>(g, part, pairs);
-        store128(to + 16 * part, {pairs[0], pairs[1], pairs[2], pairs[3]});
-        store128(to + 16 * part + 8, {pairs[4], pairs[5], pairs[6], pairs[7]});
+    UNROLL for (int eight = 0; eight < 4; eight++) {
+        const int part = Q::SCALES == 2 ? eight / 2 : 0;
+        UNROLL for (int i = 0; i < 4 && piece.here; i++) {
+            const u32 turned = g.words[2 * eight + i / 2] ^ 0x80808080u;
+            float low = turned_byte(turned, 2 * i % 4), high = turned_byte(turned, 2 * i % 4 + 1);
+            if constexpr (Q::MINS) {
+                low = fma_(g.scale[part], low, g.min[part]), high = fma_(g.scale[part], high, g.min[part]);
+            } else {
+                low *= g.scale[part], high *= g.scale[part];
+            }
+            pairs[i] = half_pair(low, high);
+        }
+        store128(to + 8 * eight, {pairs[0], pairs[1], pairs[2], pairs[3]});
     }
 }
 
@@ -119,8 +134,6 @@ DEVICE Lines<bf16> lines_of(bf16, const void *at, int, int cols) { return float_
 DEVICE Words4 float_word(const FloatLines &lines, i64 row, int word) {
     return word < lines.words ? load_once(lines.at + row * lines.line + 16 * word) : Words4{0, 0, 0, 0};
 }
-DEVICE u32 half_pair(float low, float high) { return (u32)float_to_half(low) | (u32)float_to_half(high) << 16; }
-
 // Single precision is turned at once: 32 words would be too many to keep.
 DEVICE void get_piece(f32, Piece<f32> &piece, const Lines<f32> &lines, i64 row, int group) {
     UNROLL for (int i = 0; i < 4; i++) {
@@ -152,17 +165,26 @@ DEVICE void put_piece(bf16, const Piece<bf16> &piece, half_t *to) {
 template <class S> DEVICE int group_of() { return S::GROUPS == 2 ? thread() % 2 : thread() % 2 + thread() / 8 % 2 * 2; }
 template <class S> DEVICE int line_of() { return S::GROUPS == 2 ? thread() / 2 : thread() / 2 % 4 + thread() / 16 * 4; }
 
-// The block's outputs: for each `done(row, out, value)` with row below S::ROWS and out below S::OUTS, once in the block; value
-// still has the row's power of two. `line(row)` says which line of x row has (any readable one past the last), `first_out` the row
-// of W that out 0 is, `last_out` the last that may be read. `memory`: S::LINES * S::STRIDE halves.
+// The block's outputs: for each `done(row, out, value)` with row below S::ROWS and out below S::OUTS, once in the block. `line(row)`
+// says which line of x row has (any readable one past the last), `first_out` the row of W that out 0 is, `last_out` the last that
+// may be read; bias is of W's rows, or null. `memory`: S::LINES * S::STRIDE halves.
 template <class Q, class S, class Line, class Done>
-DEVICE void many_block(half_t *memory, const half_t *x, int pitch, const Lines<Q> &w, i64 first_out, i64 last_out, int cols,
-                       Line line, Done done) {
+DEVICE void many_block(half_t *memory, const half_t *x, const float *scales, int pitch, const Lines<Q> &w, const float *bias,
+                       i64 first_out, i64 last_out, int cols, Line line, Done done) {
     half_t *const x_part = memory, *const w_part = memory + S::ROWS * S::STRIDE;
     constexpr int WORDS = S::K / 8;   // of a line of x in a step
     const int x_line = thread() / WORDS, x_word = thread() % WORDS;
-    SHARED(u32, x_lines, S::ROWS);   // where lines of x begin, in words of 16 bytes: here they take no registers
-    for (int i = thread(); i < S::ROWS; i += S::THREADS) x_lines[i] = (u32)line(i) * (u32)(pitch / 8);
+    // What is needed now and then only, so that it takes no registers: where lines of x begin, in words of 16 bytes, and what
+    // becomes of the sums.
+    SHARED(u32, x_lines, S::ROWS);
+    SHARED(float, row_scale, S::ROWS);
+    SHARED(float, out_bias, S::OUTS);
+    for (int i = thread(); i < S::ROWS; i += S::THREADS) {
+        const int at = line(i);
+        x_lines[i] = (u32)at * (u32)(pitch / 8);
+        row_scale[i] = scales[at];
+    }
+    for (int i = thread(); i < S::OUTS; i += S::THREADS) out_bias[i] = bias && first_out + i <= last_out ? bias[first_out + i] : 0.0f;
     block_barrier();
     const i64 wanted = first_out + line_of<S>(), w_row = wanted < last_out ? wanted : last_out;
 
@@ -207,7 +229,11 @@ DEVICE void many_block(half_t *memory, const half_t *x, int pitch, const Lines<Q
     }
     UNROLL for (int i = 0; i < S::ROW_TILES; i++) {
         UNROLL for (int j = 0; j < S::OUT_TILES; j++) {
-            tile_each(c[i][j], [&](int row, int col, float &value) { done(first_row + 16 * i + row, first_col + 16 * j + col, value); });
+            tile_each(c[i][j], [&](int row, int col, float &value) {
+                row += first_row + 16 * i;
+                col += first_col + 16 * j;
+                done(row, col, value * row_scale[row] + out_bias[col]);
+            });
         }
     }
 }
