@@ -2,7 +2,7 @@
 #include "delta.h"
 #include "delta_chunks.h"
 
-KERNEL(delta_conv, 128, 4)(const float *mixed, int mixed_stride, const float *beta, int beta_stride, const float *alpha, int alpha_stride,
+KERNEL(delta_conv, 128, 3)(const float *mixed, int mixed_stride, const float *beta, int beta_stride, const float *alpha, int alpha_stride,
                            const float *conv, const float *dt_bias, const float *a, float *convolved, float *kept, int stride,
                            const float *states, i64 slot_floats, const int *runs, const int *lanes, int rows, int each, int key_heads,
                            int value_heads, int key_dim, int value_dim, int kernel, float eps) {
@@ -18,9 +18,9 @@ KERNEL(delta_conv, 128, 4)(const float *mixed, int mixed_stride, const float *be
         delta_recurrent<keys>({key_heads, value_heads, key_dim, value_dim, tiled}, convolved, kept, stride, matrices,           \
                               slot_floats, out, out_stride, runs);                                                              \
     }
-DELTA_RECURRENT(64, 10)
-DELTA_RECURRENT(128, 8)
-DELTA_RECURRENT(256, 4)
+DELTA_RECURRENT(64, 8)
+DELTA_RECURRENT(128, 7)
+DELTA_RECURRENT(256, 7)
 
 KERNEL(delta_finish, 128, 4)(float *out, int out_stride, const float *z, int z_stride, const float *norm, i8 *hi, i8 *lo, float *scale,
                              float *sum, const float *mixed, int mixed_stride, float *kept_mixed, int kept_stride, float *states,

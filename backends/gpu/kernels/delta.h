@@ -16,11 +16,11 @@
 // padded to 16; then [value heads][blocks of 16 columns][key_dim][16] floats, M; columns beyond value_dim stay zero.
 //
 // delta_recurrent. A group of 32 lanes has one block of 16 columns whole, in registers: lane l the columns 4 (l % 4) .. + 3 of
-// the rows 32 i + 4 (l / 4) .. + 3, so 64 registers at key_dim 128, 128 at 256 (three symbols, by the largest key_dim, so that
-// the small ones are not charged for the great). Every load is 16 bytes, the group's loads are one run of memory, k and q of a
-// row are 16 bytes a lane. Sums over the rows of M are three exchanges between lanes. Groups of a block never meet: no barrier,
+// the rows 32 i + 4 (l / 4) .. + 3, so 64 registers at key_dim 128. Above, a group has 8 columns, and a lane 64 registers again
+// (three symbols, by the largest key_dim). Every load is 16 bytes, the group's loads are one run of memory (two at 8 columns, in
+// pieces of 32), k and q of a row are 16 bytes a lane. Sums over the rows of M are three or four exchanges between lanes. Groups of a block never meet: no barrier,
 // no block memory. Block: two groups (one wave of 64 where waves are that wide), so that one lane at 32 heads of 128 is 128
-// blocks, some for each multiprocessor; registers allow 8 blocks of them at 128 (16 warps).
+// blocks, some for each multiprocessor; registers allow 7 blocks of them at 128 (14 warps).
 //
 // Roofline: memory. At one row M is read once and written once and nothing else counts: 2 x 64 KiB a head of 128 x 128, all
 // useful, against 2 KB of rows. All loads of a group are issued before the first sum: 8 KiB in flight a group, 2 MiB at 32
@@ -137,62 +137,65 @@ DEVICE void delta_conv_block(const DeltaConv &c, const DeltaShape &d, float *con
     }
 }
 
-// The sum over the eight lanes of a group that have the same columns.
-DEVICE float sum_of_parts(float v) {
-    v += shuffle_xor(v, 4);
-    v += shuffle_xor(v, 8);
-    return v + shuffle_xor(v, 16);
+// The sum over the lanes of a group that have the same columns: every QUADS-th of 32.
+template <int QUADS> DEVICE float sum_of_parts(float v) {
+    UNROLL for (int mask = QUADS; mask < 32; mask *= 2) v += shuffle_xor(v, mask);
+    return v;
 }
 
-// Block: 64 threads; grid (ceil(value_dim / 32), value_heads, lanes). `matrices`: M of slot 0.
+// Block: 64 threads; grid (ceil(value_dim / (8 QUADS)), value_heads, lanes). `matrices`: M of slot 0.
 template <int KEYS>
 DEVICE void delta_recurrent(const DeltaShape &d, float *convolved, float *kept, int stride, float *matrices, i64 slot_floats,
                             float *out, int out_stride, const int *runs) {
     const LaneRun run = run_of(runs, block_z());
     if (run.rows == 0 || run.chunk >= 0) return;
-    const int head = block_y(), l = thread() % 32, part = 4 * (l / 4), block = 2 * block_x() + thread() / 32;
-    const int column = 16 * block + 4 * (l % 4), key_pad = pad16(d.key_dim);
+    constexpr int QUADS = KEYS > 128 ? 2 : 4, STEP = 4 * 32 / QUADS;   // columns a group has, by four; rows of M between a lane's
+    const int head = block_y(), l = thread() % 32, part = 4 * (l / QUADS), key_pad = pad16(d.key_dim);
+    const int column = 4 * QUADS * (2 * block_x() + thread() / 32) + 4 * (l % QUADS), block = column / 16;
     const bool here = 16 * block < d.value_dim;   // the other lanes take part in the exchanges
     const int q_at = delta_key_head(d, head) * key_pad, k_at = q_at + delta_keys_at(d);
     const int v_at = delta_values_at(d) + head * pad16(d.value_dim) + column, gates_at = delta_gates_at(d) + head;
-    float *matrix = matrices + slot_floats * run.slot + delta_matrix_floats(d) * head + (i64)block * d.key_dim * 16 + 4 * (l % 4);
+    float *matrix = matrices + slot_floats * run.slot + delta_matrix_floats(d) * head + (i64)block * d.key_dim * 16 + column % 16;
     constexpr Floats4 NONE = {{0.0f, 0.0f, 0.0f, 0.0f}};
 
-    Floats4 m[KEYS / 32][4];
-    UNROLL for (int i = 0; i < KEYS / 32; i++)
+    // Behind the last row of M there are none: k and q are 0 there, so what stands in for them is the last one again. That costs
+    // no predicate that must be kept for each row.
+    const bool begun = here && run.position > 0;
+    Floats4 m[KEYS / STEP][4];
+    UNROLL for (int i = 0; i < KEYS / STEP; i++)
         UNROLL for (int r = 0; r < 4; r++) {
-            const int key = 32 * i + part + r;
-            m[i][r] = here && key < d.key_dim && run.position > 0 ? load4(matrix + 16 * key) : NONE;
+            const int key = STEP * i + part + r;
+            m[i][r] = begun ? load4(matrix + 16 * (key < d.key_dim ? key : d.key_dim - 1)) : NONE;
         }
     for (int t = 0; t < run.rows; t++) {
         float *row = delta_row(convolved, kept, stride, run, t);
         const float b = row[gates_at], decay = row[gates_at + d.value_heads];
         const Floats4 v = here ? load4(row + v_at) : NONE;
-        Floats4 k[KEYS / 32], change = NONE, read = NONE;
-        UNROLL for (int i = 0; i < KEYS / 32; i++) {
-            k[i] = 32 * i + part < key_pad ? load4(row + k_at + 32 * i + part) : NONE;
+        Floats4 k[KEYS / STEP], change = NONE, read = NONE;
+        UNROLL for (int i = 0; i < KEYS / STEP; i++) {
+            k[i] = STEP * i + part < key_pad ? load4(row + k_at + STEP * i + part) : NONE;
             UNROLL for (int r = 0; r < 4; r++)
                 UNROLL for (int j = 0; j < 4; j++) change.v[j] = fma_(k[i].v[r], m[i][r].v[j], change.v[j]);
         }
-        UNROLL for (int j = 0; j < 4; j++) change.v[j] = b * fma_(-decay, sum_of_parts(change.v[j]), v.v[j]);
-        UNROLL for (int i = 0; i < KEYS / 32; i++) {
-            const Floats4 q = 32 * i + part < key_pad ? load4(row + q_at + 32 * i + part) : NONE;
+        UNROLL for (int j = 0; j < 4; j++) change.v[j] = b * fma_(-decay, sum_of_parts<QUADS>(change.v[j]), v.v[j]);
+        warp_barrier();   // all lanes have read v
+        UNROLL for (int i = 0; i < KEYS / STEP; i++) {
+            const Floats4 q = STEP * i + part < key_pad ? load4(row + q_at + STEP * i + part) : NONE;
             UNROLL for (int r = 0; r < 4; r++)
                 UNROLL for (int j = 0; j < 4; j++) {
                     m[i][r].v[j] = fma_(k[i].v[r], change.v[j], decay * m[i][r].v[j]);
                     read.v[j] = fma_(q.v[r], m[i][r].v[j], read.v[j]);
                 }
         }
-        UNROLL for (int j = 0; j < 4; j++) read.v[j] = sum_of_parts(read.v[j]);
-        warp_barrier();   // all lanes have read v
+        UNROLL for (int j = 0; j < 4; j++) read.v[j] = sum_of_parts<QUADS>(read.v[j]);
         if (!here || part != 0) continue;
         store4(row_at(out, run.first + t, out_stride) + head * d.value_dim + column, read, d.value_dim - column);
         if (run.place >= 0) store4(row + v_at, change);
     }
     if (!here || run.place >= 0) return;
-    UNROLL for (int i = 0; i < KEYS / 32; i++)
+    UNROLL for (int i = 0; i < KEYS / STEP; i++)
         UNROLL for (int r = 0; r < 4; r++) {
-            const int key = 32 * i + part + r;
+            const int key = STEP * i + part + r;
             if (key < d.key_dim) store4(matrix + 16 * key, m[i][r]);
         }
 }

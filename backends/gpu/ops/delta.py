@@ -32,7 +32,7 @@ CONV_ROWS = 8
 KEY_DIMS = (64, 128, 256)
 """Largest key_dim of each form of the delta rule, which is also the largest value_dim."""
 CHUNK_COLUMNS = {64: 32, 128: 32, 256: 16}
-RECURRENT_COLUMNS = 32
+RECURRENT_COLUMNS = {64: 32, 128: 32, 256: 16}
 RUN_FIELDS = 8
 LANES = 16
 
@@ -267,7 +267,7 @@ def delta_net(
     shared = (matrices, states.slot_floats, out.at, out.stride, runs.runs)
     tail = (*shape.heads, int(shape.tiled))
     if runs.single_rows:
-        grid = (-(-shape.value_dim // RECURRENT_COLUMNS), shape.value_heads, runs.lane_count)
+        grid = (-(-shape.value_dim // RECURRENT_COLUMNS[keys]), shape.value_heads, runs.lane_count)
         launches.append(Launch(DELTA_RECURRENT[keys], grid, (memory.convolved, memory.kept, stride, *shared, *tail)))
     if runs.chunk_count:
         grid = (shape.value_heads, runs.chunk_count, 1)
