@@ -107,9 +107,12 @@ def test_a_payload_of_the_pools_is_the_cpus_to_the_byte(vendor: rig.Vendor, warp
     target.close()
 
 
-def test_pieces_without_bytes_are_left_out_and_negative_ones_refused() -> None:
+def test_pieces_without_bytes_are_left_out_and_wrong_ones_refused() -> None:
     places, ends = ops.piece_arrays(np.array([10, 20, 30], np.int64), np.array([4, 0, 8], np.int64))
     assert places.tolist() == [10, 30] and ends.tolist() == [4, 12]
     assert ops.gather_rows(0, 0, ops.Pieces(0, 0, 0)) == () == ops.digest(0, 0, 0)
     with pytest.raises(ValueError, match="-1 bytes"):
         ops.piece_arrays(np.array([10], np.int64), np.array([-1], np.int64))
+    with pytest.raises(ValueError, match="without a place"):
+        ops.piece_arrays(np.array([10, 0], np.int64), np.array([1, 1], np.int64))
+    assert ops.piece_arrays(np.array([0], np.int64), np.array([5], np.int64), zeros=True)[1].tolist() == [5]

@@ -45,12 +45,15 @@ class Pieces:
 
 
 def piece_arrays(
-    places: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+    places: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], *, zeros: bool = False
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-    """(places, ends), without empty pieces. Raises ValueError for a length below 0."""
+    """(places, ends), without empty pieces. Raises ValueError for a length below 0, and for a place of 0 unless there
+    may be `zeros`: in a stream that is gathered alone."""
     if len(lengths) and int(lengths.min()) < 0:
         raise ValueError(f"a piece of {int(lengths.min())} bytes")
     some = lengths > 0
+    if not zeros and not places[some].all():
+        raise ValueError("a piece without a place")
     return places[some].astype(np.uint64), np.cumsum(lengths[some], dtype=np.int64)
 
 

@@ -30,7 +30,7 @@ def pieces_of(rng: np.random.Generator, pool: Array, lengths: list[int], zeros: 
         places.append(0 if none else address(pool) + first)
         stream.append(np.zeros(length, np.uint8) if none else pool[first : first + length].copy())
     sizes = np.array([len(each) for each in stream], np.int64)
-    found, ends = ops.piece_arrays(np.array(places, np.int64), sizes)
+    found, ends = ops.piece_arrays(np.array(places, np.int64), sizes, zeros=zeros)
     return aligned(found), aligned(ends), np.concatenate(stream)
 
 
