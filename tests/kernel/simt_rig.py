@@ -26,6 +26,7 @@ import struct
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -54,8 +55,11 @@ Array = NDArray[Any]
 Vendor = Literal["cuda", "hip"]
 Sanitizer = Literal["address", "thread"]
 SANITIZE: dict[Sanitizer, tuple[str, ...]] = {
-    "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"),
-    "thread": ("-fsanitize=thread", "-fno-omit-frame-pointer"),
+    "address": (
+        *("-Og", "-fsanitize=address,alignment", "-fno-sanitize-recover=alignment", "-fno-omit-frame-pointer"),
+        *("--param", "asan-instrumentation-with-call-threshold=0"),  # compiles twice as fast
+    ),
+    "thread": ("-Og", "-fsanitize=thread", "-fno-omit-frame-pointer"),
 }
 _PACK = {"pointer": "<Q", "i32": "<i", "u32": "<I", "i64": "<q", "u64": "<Q", "float": "<f"}
 
@@ -157,6 +161,16 @@ def compiler() -> str | None:
 def source(file: str, vendor: Vendor) -> Path:
     folder, ending = TREES[vendor]
     return folder / (file + ending)
+
+
+def prepare(wanted: Iterable[tuple[Any, ...]]) -> None:
+    """Builds several at once, as many as there are CPUs. Each is the arguments of `build`, the sanitizer first."""
+
+    def one(arguments: tuple[Any, ...]) -> None:
+        build(*arguments[1:], sanitizer=arguments[0])
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(one, wanted))
 
 
 @functools.cache

@@ -199,8 +199,9 @@ std::string stuck() {
         }
         const bool warps = begin % WARP == 0 && (end % WARP == 0 || end == block.threads);
         divergence |= !warps || !same(first, fibers[0]);
-        lines += warps ? text("\n  warps %d-%d: ", begin / WARP, (end - 1) / WARP)
-                       : text("\n  warp %d, lanes %d-%d: ", begin / WARP, begin % WARP, (end - 1) % WARP);
+        const int from = warps ? begin / WARP : begin % WARP, to = (end - 1) % WARP, last = warps ? (end - 1) / WARP : to;
+        lines += warps ? "\n  " : text("\n  warp %d, ", begin / WARP);
+        lines += text(from == last ? "%s %d: " : "%ss %d-%d: ", warps ? "warp" : "lane", from, last);
         lines += first.left ? "have left the kernel" : text("wait in %s at %s:%d", first.waits->kind, base(first.place.file),
                                                             first.place.line);
     }

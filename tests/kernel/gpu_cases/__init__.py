@@ -27,12 +27,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import simt_rig as rig
 from numpy.typing import NDArray
 from simt_rig import address, aligned
 
 from backends.gpu.launch import Launch
 
-__all__ = ["Array", "Case", "Maker", "address", "aligned", "nothing"]
+__all__ = ["Array", "Case", "Maker", "address", "aligned", "nothing", "run"]
 
 Array = NDArray[Any]
 
@@ -55,3 +56,25 @@ def nothing(shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
     """An aligned array of ones bits: NaN as float32 and half, -1 as an integer."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     return aligned(np.full(size, 0xFF, np.uint8)).view(dtype).reshape(shape)
+
+
+def run(
+    case: Case,
+    vendor: rig.Vendor,
+    warp: int,
+    *,
+    sanitizer: rig.Sanitizer | None = None,
+    whole: bool = True,
+    backwards: bool = False,
+) -> None:
+    """Runs a case's launches, one after the other, and its check. `whole`: a library is compiled for all types that its
+    file has, or else for that of the launch alone."""
+    for launch in case.launches:
+        symbol = launch.symbol
+        of_type = (f"QUANT={symbol.quant}",) if symbol.quant and not whole else ()
+        if sanitizer is None:
+            rig.load(symbol.file, vendor, warp, *of_type).run(launch, backwards=backwards)
+        else:
+            runner = rig.build(symbol.file, vendor, warp, *of_type, sanitizer=sanitizer)
+            rig.sanitized(runner, [launch], case.arrays, tables=case.tables, backwards=backwards)
+    case.check()
