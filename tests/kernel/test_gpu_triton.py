@@ -33,7 +33,9 @@ SEED = int(os.environ.get("HOMESERVE_TEST_SEED") or "0", 16)
 RUN_S = 900
 TOLERANCE = 4e-3
 
-pytestmark = pytest.mark.skipif(not PYTHON and find_spec("triton") is None, reason="triton is not installed")
+NONE = "triton is of the slow tier" if os.environ.get("HOMESERVE_TEST_TIER") != "slow" else "triton is not installed"
+SLOW = os.environ.get("HOMESERVE_TEST_TIER") == "slow" and find_spec("triton") is not None
+pytestmark = pytest.mark.skipif(not PYTHON and not SLOW, reason=NONE)
 
 many = Asked("f16", 64, sequences=((150, 40), (20, 9)), tile_rows=33)
 ASKED = {
