@@ -185,6 +185,17 @@ def test_a_race_within_a_block_is_found_by_the_thread_sanitizer(warp: int, how: 
             under("thread", warp, one, out)
 
 
+@widths
+def test_sums_of_a_block_are_no_race(warp: int) -> None:
+    threads = 2 * warp
+    values = np.arange(threads, dtype=np.float32)
+    who, words = nothing((threads, 4), np.int32), nothing((threads, 4), np.uint32)
+    sums, votes = nothing((threads, 5)), nothing((threads,), np.uint64)
+    one = launch(warp, "meetings", 1, threads, values, who, sums, words, votes)
+    under("thread", warp, one, values, who, sums, words, votes)
+    np.testing.assert_array_equal(sums[:, 3:], np.tile([values.sum(), values.max()], (threads, 1)))
+
+
 def test_a_race_between_blocks_is_found_by_the_thread_sanitizer() -> None:
     out = np.zeros(1, np.float32)
     under("thread", 32, launch(32, "blocks_meet", 3, 32, out, 1), out)
