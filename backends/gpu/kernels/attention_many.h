@@ -46,6 +46,13 @@ constexpr bool TURNED = false;   // ldmatrix turns tiles for nothing
 constexpr bool TURNED = true;
 #endif
 
+// Chunks of K one after the other in one piece of code: four of them side by side keep too many addresses in registers.
+#if defined(EMULATED)
+#define ROLLED
+#else
+#define ROLLED _Pragma("unroll 1")
+#endif
+
 constexpr int MANY_COLS = 32;                       // positions at a time
 constexpr int MANY_LINE = MANY_COLS + 4;            // floats of a row of S; its P are the halves in front
 
@@ -120,6 +127,25 @@ template <int N> DEVICE void put_apart(half_t *to, int stride, const u32 (&pairs
     }
 }
 
+// x, of which nothing is known ahead: AMD's compiler else keeps each vector's place in a page, in a chunk and in block memory in
+// registers all along, dozens of them, where to work them out again is a few instructions for 16 bytes.
+DEVICE int anew(int x) {
+#if defined(__AMDGCN__)
+    asm volatile("" : "+v"(x));
+#endif
+    return x;
+}
+
+// The products of a chunk, before the next one: they need nothing of memory, and AMD's compiler else puts them off behind barriers, with
+// the fragments of several chunks waiting in registers.
+DEVICE void settle(TileC &c) {
+#if defined(__AMDGCN__)
+    tile_each(c, [](int, int, float &value) { asm volatile("" : "+v"(value)); });
+#else
+    (void)c;
+#endif
+}
+
 template <class Kv, class H> DEVICE int page_of(const Many<Kv, H> &f, int position) {
     const int page = position / PAGE;
     return page >= f.first / PAGE && page <= f.last / PAGE ? f.table[page] : -1;
@@ -128,8 +154,9 @@ template <class Kv, class H> DEVICE int page_of(const Many<Kv, H> &f, int positi
 // The vectors of chunk `c` of K, 32 positions from `begin` on: those of one thread, in the order in which a page has them.
 template <class Kv, class H> DEVICE void load_keys(const Many<Kv, H> &f, Keys<Kv> (&k)[Many<Kv, H>::VECTORS], int begin, int c) {
     constexpr int OF_DIM = PAGE / Kv::SIZE, OF_PAGE = H::CHUNK * OF_DIM;
+    const int me = anew(thread());
     UNROLL for (int i = 0; i < Many<Kv, H>::VECTORS; i++) {
-        const int at = thread() + i * H::THREADS, page = at < 2 * OF_PAGE ? page_of(f, begin + at / OF_PAGE * PAGE) : -1;
+        const int at = me + i * H::THREADS, page = at < 2 * OF_PAGE ? page_of(f, begin + at / OF_PAGE * PAGE) : -1;
         clear(k[i]);
         if (page >= 0)
             fetch(k[i], head_page(f.a.k_pool, f.kv_head, page, f.a.pool_pages, k_page_bytes(Kv(), H::DIMS)), H::DIMS,
@@ -141,8 +168,9 @@ template <class Kv, class H> DEVICE void load_keys(const Many<Kv, H> &f, Keys<Kv
 template <class Kv, class H, bool TURN> DEVICE void store_keys(const Many<Kv, H> &f, const Keys<Kv> (&k)[Many<Kv, H>::VECTORS]) {
     typedef Many<Kv, H> F;
     constexpr int OF_DIM = PAGE / Kv::SIZE, OF_PAGE = H::CHUNK * OF_DIM;
+    const int me = anew(thread());
     UNROLL for (int i = 0; i < F::VECTORS; i++) {
-        const int at = thread() + i * H::THREADS;
+        const int at = me + i * H::THREADS;
         if (at >= 2 * OF_PAGE) continue;
         const int dim = at % OF_PAGE / OF_DIM, col = at / OF_PAGE * PAGE + at % OF_DIM * Kv::SIZE;
         u32 pairs[Kv::SIZE / 2];
@@ -156,8 +184,9 @@ template <class Kv, class H, bool TURN> DEVICE void store_keys(const Many<Kv, H>
 
 template <class Kv, class H> DEVICE void load_values(const Many<Kv, H> &f, Values<Kv> (&v)[Many<Kv, H>::VECTORS], int begin, int c) {
     constexpr int OF_SLOT = H::CHUNK / Kv::SIZE;
+    const int me = anew(thread());
     UNROLL for (int i = 0; i < Many<Kv, H>::VECTORS; i++) {
-        const int at = thread() + i * H::THREADS, position = begin + at / OF_SLOT;
+        const int at = me + i * H::THREADS, position = begin + at / OF_SLOT;
         const int page = at < MANY_COLS * OF_SLOT && position >= f.first && position <= f.last ? f.table[position / PAGE] : -1;
         clear(v[i]);
         if (page >= 0)
@@ -169,8 +198,9 @@ template <class Kv, class H> DEVICE void load_values(const Many<Kv, H> &f, Value
 template <class Kv, class H> DEVICE void store_values(const Many<Kv, H> &f, const Values<Kv> (&v)[Many<Kv, H>::VECTORS]) {
     typedef Many<Kv, H> F;
     constexpr int OF_SLOT = H::CHUNK / Kv::SIZE;
+    const int me = anew(thread());
     UNROLL for (int i = 0; i < F::VECTORS; i++) {
-        const int at = thread() + i * H::THREADS;
+        const int at = me + i * H::THREADS;
         if (at >= MANY_COLS * OF_SLOT) continue;
         const int col = at / OF_SLOT, dim = at % OF_SLOT * Kv::SIZE;
         u32 pairs[Kv::SIZE / 2];
@@ -186,8 +216,9 @@ template <class Kv, class H> DEVICE void store_values(const Many<Kv, H> &f, cons
 template <class Kv, class H> DEVICE void store_latent(const Many<Kv, H> &f, const Keys<Kv> (&k)[Many<Kv, H>::VECTORS], int begin) {
     typedef Many<Kv, H> F;
     constexpr int OF_DIM = PAGE / Kv::SIZE, OF_PAGE = H::CHUNK * OF_DIM;
+    const int me = anew(thread());
     UNROLL for (int i = 0; i < F::VECTORS; i++) {
-        const int at = thread() + i * H::THREADS;
+        const int at = me + i * H::THREADS;
         if (at >= 2 * OF_PAGE) continue;
         const int dim = at % OF_PAGE / OF_DIM, col = at / OF_PAGE * PAGE + at % OF_DIM * Kv::SIZE;
         u32 pairs[Kv::SIZE / 2];
@@ -231,6 +262,7 @@ template <class Kv, class H> DEVICE void multiply_scores(const Many<Kv, H> &f, T
             tile_multiply(s[i], q, keys);
         }
     }
+    UNROLL for (int i = 0; i < F::SCORE_TILES; i++) settle(s[i]);
 }
 
 template <class Kv, class H> DEVICE void write_scores(const Many<Kv, H> &f, TileC (&s)[Many<Kv, H>::SCORE_TILES]) {
@@ -240,7 +272,7 @@ template <class Kv, class H> DEVICE void write_scores(const Many<Kv, H> &f, Tile
         UNROLL for (int i = 0; i < F::SCORE_TILES; i++) {
             const int tile = score_tile<Kv, H>(i);
             if (tile >= F::ROW_TILES * F::COL_TILES || half != score_half<Kv, H>()) continue;
-            float *to = f.scores + tile % F::ROW_TILES * 16 * MANY_LINE + tile / F::ROW_TILES * 16;
+            float *to = f.scores + anew(tile % F::ROW_TILES * 16 * MANY_LINE + tile / F::ROW_TILES * 16);
             tile_each(s[i], [&](int row, int col, float &value) {
                 to[row * MANY_LINE + col] = half ? to[row * MANY_LINE + col] + value : value;
             });
@@ -263,7 +295,7 @@ template <class Kv, class H> DEVICE void multiply_values(const Many<Kv, H> &f, T
     UNROLL for (int k = 0; k < MANY_COLS; k += 16) {
         TileA p[2];
         UNROLL for (int j = 0; j < 2; j++)
-            tile_load_a(p[j], f.weights + (first_row_of_warp<Kv, H>() + 16 * j) * 2 * MANY_LINE + k, 2 * MANY_LINE);
+            tile_load_a(p[j], f.weights + (anew(first_row_of_warp<Kv, H>()) + 16 * j) * 2 * MANY_LINE + k, 2 * MANY_LINE);
         UNROLL for (int i = 0; i < F::VALUE_TILES; i++) {
             const int tile = value_tile<Kv, H>(c, i);
             if (tile < 0) continue;
@@ -276,12 +308,13 @@ template <class Kv, class H> DEVICE void multiply_values(const Many<Kv, H> &f, T
             tile_multiply(o[1][i], p[1], v);
         }
     }
+    UNROLL for (int i = 0; i < 2 * F::VALUE_TILES; i++) settle(o[i % 2][i / 2]);
 }
 
 // What was summed before, where a larger score has come: seldom, after the first positions.
 template <class Kv, class H> DEVICE void rescale(const Many<Kv, H> &f, Outs<Kv, H> &o) {
     typedef Many<Kv, H> F;
-    const float *factors = f.factors + first_row_of_warp<Kv, H>();
+    const float *factors = f.factors + anew(first_row_of_warp<Kv, H>());
     if (!ballot(factors[lane() % 32] != 1.0f)) return;
     UNROLL for (int c = 0; c < F::VALUE_CHUNKS; c++) {
         UNROLL for (int j = 0; j < 2; j++) {
@@ -298,7 +331,7 @@ struct RowState { float top, sum; int first, last; };
 
 template <class Kv, class H> DEVICE void weigh(const Many<Kv, H> &f, RowState &m, int begin) {
     typedef Many<Kv, H> F;
-    const int row = thread() / F::SHARERS, from = thread() % F::SHARERS * F::SHARE;
+    const int me = anew(thread()), row = me / F::SHARERS, from = me % F::SHARERS * F::SHARE;
     const float *line = f.scores + row * MANY_LINE + from, scale = f.scales[row];
     const bool first_page = page_of(f, begin) >= 0, second_page = page_of(f, begin + PAGE) >= 0;
     float s[F::SHARE], top = m.top;
@@ -401,7 +434,7 @@ template <class Kv, class H> DEVICE void attend_positions(const Many<Kv, H> &f, 
     while (begin <= f.last) {
         TileC s[F::SCORE_TILES];
         UNROLL for (int i = 0; i < F::SCORE_TILES; i++) tile_zero(s[i]);
-        UNROLL for (int c = 0; c < H::CHUNKS; c++) {
+        ROLLED for (int c = 0; c < H::CHUNKS; c++) {
             block_barrier();
             store_keys<Kv, H, TURNED>(f, k);
             if (c + 1 < H::CHUNKS)
