@@ -97,9 +97,10 @@ def test_every_barrier_is_one(warp: int) -> None:
 
 @widths
 def test_block_memory_that_nobody_wrote_is_no_number(warp: int) -> None:
-    out = nothing((32,))
-    run(warp, launch(warp, "not_written", 1, 32, out, shared=128))
-    assert np.isnan(out).all()
+    out = nothing((2, 64))
+    run(warp, launch(warp, "not_written", 2, 32, out, shared=128))
+    assert (out[0] == 1).all()
+    assert np.isnan(out[1]).all()
 
 
 TILES = {
@@ -157,7 +158,7 @@ def test_a_write_beside_block_memory_is_found_without_a_sanitizer(warp: int, whe
 def test_a_launch_that_no_card_would_take_is_refused() -> None:
     out = nothing((4,))
     with pytest.raises(rig.Fault, match="a block of 64 threads, where the entry says at most 32"):
-        run(32, launch(32, "not_written", 1, 64, out))
+        run(32, launch(32, "not_written", 1, 64, out, shared=128))
     with pytest.raises(ValueError, match="takes 1 arguments, not 2"):
         launch(32, "not_written", 1, 32, out, 1)
 

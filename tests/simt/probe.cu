@@ -69,11 +69,14 @@ KERNEL(overrun, 32, 1)(float *out, int where, int at) {
     if (thread() == 0) memory[where][at] = 1.0f;
 }
 
+// What the second block finds in memory that the first has filled.
 KERNEL(not_written, 32, 1)(float *out) {
     SHARED(float, array, 32);
-    if (thread() != 3) array[thread()] = 1.0f;
+    float *asked = reinterpret_cast<float *>(dynamic_shared());
+    if (block_x() == 0) array[thread()] = asked[thread()] = 1.0f;
     block_barrier();
-    out[thread()] = array[thread()] + reinterpret_cast<float *>(dynamic_shared())[thread()];
+    out[64 * block_x() + thread()] = array[thread()];
+    out[64 * block_x() + 32 + thread()] = asked[thread()];
 }
 
 // Who goes astray: 0 the lanes from 7 on meet elsewhere, 1 warp 1 does not come to a barrier, 2 lane 5 leaves before a shuffle,
