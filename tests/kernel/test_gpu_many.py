@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+import gpu_cases
 import numpy as np
 import pytest
 import simt_rig as rig
@@ -70,6 +71,13 @@ def test_products_are_within_what_halves_round(vendor: rig.Vendor, warp: int, op
         case = many.CASES[name](np.random.default_rng(SEED), warp)
         run(case.launches, vendor, warp)
         case.check()
+
+
+def test_no_thread_overtakes_another() -> None:
+    """A step's part of x and W is stored when all warps have multiplied the one before, and read when all is stored."""
+    rng = np.random.default_rng(SEED)
+    case = many.product(QuantType.Q4_K, 32, rng, rows=3, outs=5, cols=768)
+    gpu_cases.run(case, "cuda", 32, sanitizer="thread", whole=False)
 
 
 @pytest.mark.parametrize(

@@ -93,9 +93,17 @@ def _halve(rng: np.random.Generator, warp: int) -> Case:
     return Case(all_rows.launches, all_rows.arrays, check)
 
 
-def _linear(quant: QuantType, block: int, rng: np.random.Generator, warp: int, rows: int = 0, outs: int = 0) -> Case:
-    rows = rows or int(rng.integers(1, block + 30))
-    outs, cols = outs or int(rng.integers(1, block + 30)), width(rng, quant)
+def _linear(quant: QuantType, block: int, rng: np.random.Generator, warp: int) -> Case:
+    rows, outs = rng.integers(1, block + 30, 2)
+    return product(quant, block, rng, int(rows), int(outs), width(rng, quant))
+
+
+def _one(quant: QuantType, block: int, rng: np.random.Generator, warp: int) -> Case:
+    return product(quant, block, rng, 1, 1, width(rng, quant))
+
+
+def product(quant: QuantType, block: int, rng: np.random.Generator, rows: int, outs: int, cols: int) -> Case:
+    """A linear layer in blocks of `block` rows."""
     w = matrix(quant, outs, cols, rng)
     dense = w.meaning.astype(np.float64)
     given = halved(rng, rows, cols)
@@ -226,7 +234,7 @@ def _cases() -> dict[str, Maker]:
     found |= {"sum_rows": partial(_sum, 0), "sum_rows:one": partial(_sum, 1), "sum_rows:twenty": partial(_sum, 20)}
     for (quant, block), symbol in many.LINEAR.items():
         found[symbol.name] = partial(_linear, quant, block)
-        found[f"{symbol.name}:one"] = partial(_linear, quant, block, rows=1, outs=1)
+        found[f"{symbol.name}:one"] = partial(_one, quant, block)
     for (quant, block), symbol in many.EXPERTS.items():
         found[symbol.name] = partial(_experts, quant, block, True)
         found[f"{symbol.name}:down"] = partial(_experts, quant, block, False)
