@@ -75,7 +75,9 @@ def files(vendor: Vendor) -> tuple[str, ...]:
 def tree(vendor: Vendor) -> Path:
     """The folder with a vendor's entries. Raises SourcesMissing where it is in none of the places."""
     name = TREES[vendor][0]
-    places = [KERNELS.parents[2] / name, *_installed(name), Path(sysconfig.get_path("data")) / "share/homeserve" / name]
+    beside = KERNELS.parents[2]
+    shared = (beside, Path(sysconfig.get_path("data")))
+    places = [beside / name, *_installed(name), *(root / "share/homeserve" / name for root in shared)]
     for place in places:
         if (place / "vendor.h").is_file():
             return place
@@ -87,7 +89,7 @@ _REINSTALL = "install homeserve again: its device code belongs to the package"
 
 
 def _installed(name: str) -> list[Path]:
-    """By the list of what the package installed, which holds for --user, --target and virtual environments alike."""
+    """By the list of what the package installed, wherever that was."""
     try:
         listed = importlib.metadata.files("homeserve") or []
     except importlib.metadata.PackageNotFoundError:
