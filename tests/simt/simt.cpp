@@ -3,6 +3,12 @@
 // The scheduler is a queue of threads that can run. A thread that waits gives way to the next of the queue, directly, by
 // twelve instructions; who completes a meeting puts the others at the end of the queue. When the queue is empty and nobody
 // can go on, nobody ever will: the block is described (who waits where, who has left) and the launch fails.
+#if !(defined(__x86_64__) && defined(__linux__))
+#define SIMT_UCONTEXT
+#define _XOPEN_SOURCE 700   // before any header of the system
+#define _DARWIN_C_SOURCE
+#endif
+
 #include "simt.h"
 
 #include <sys/mman.h>
@@ -12,8 +18,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -44,9 +48,7 @@ void __tsan_acquire(void *token);
 void __tsan_release(void *token);
 }
 #endif
-#if !(defined(__x86_64__) && defined(__linux__))
-#define SIMT_UCONTEXT
-#define _XOPEN_SOURCE 700
+#if defined(SIMT_UCONTEXT)
 #include <ucontext.h>
 #endif
 
