@@ -20,7 +20,7 @@
 // vectors are loaded into registers while the one before is multiplied, and opened into halves on their way into block memory. On cards
 // whose matrix cores want lines of k, K and V are turned round there (TURNED).
 //
-//     block memory   queries ROWS x (dims + 8) halves, a chunk 10 KiB (latent 15), S and P ROWS x 144 bytes: 36 KiB at 128 dims (two
+//     block memory   queries ROWS x (dims + 8) halves, a chunk 10 KiB (latent 15), S and P ROWS x 144 bytes: 37 KiB at 128 dims (two
 //                    blocks on sm_86), 53 at 256, 48 at 512, 57 latent: within the 64 of RDNA and sm_75
 //     registers      O takes 64 for each thread (latent: 96), fragments and vectors on their way 60: no spills
 //     bytes          an element of K or V is loaded once for ROWS queries: 2 ROWS operations for each of f16's two bytes. An RTX 3090

@@ -5,8 +5,8 @@
 // gates multiply here, and a partial attention leaves its logarithm here: a part knows of none of them.
 //
 //     grid     (heads, rows of a tile, tiles), 128 threads
-//     moves    4 bytes for each dim of each part, once; a part stands for at least 256 positions of 4 dims bytes or more, so this is
-//              under 3 % of what `attention_few` reads. Lanes side by side read dims side by side.
+//     moves    4 bytes for each dim of each query's part, once: with 8 queries for a kv head and parts of 256 positions of f16, 3 % of what
+//              `attention_few` reads, from the second cache where it was just written. Lanes side by side read dims side by side.
 #pragma once
 
 #include "attention.h"
