@@ -8,13 +8,13 @@
 //     tile_multiply(c, a, b)
 //     tile_each(c, [&](int row, int col, float &value) { ... })      the values of C that this lane has, each once in the warp
 //
-// `at` is block memory, halves; every line of it begins at a multiple of 16 bytes, so strides are multiples of 8 halves. All lanes of
-// the warp call each of these together. The same names stand in hip_kernels/tiles.h; which lane holds what differs between cards and
-// is nobody's business outside of these two files.
+// `at` is block memory, halves; every line of it begins at a multiple of 16 bytes, so strides are multiples of 8 halves. All
+// lanes of the warp call each of these together. The same names stand in hip_kernels/tiles.h; which lane holds what differs
+// between cards and is nobody's business outside of these two files.
 //
-// Strides. All loads take runs of 16 bytes, eight lines at once. Block memory has 32 banks of 4 bytes, eight groups of 16 bytes:
-// eight lines meet no bank twice if their stride is an odd number of 16 byte groups. `tile_stride(k)` gives the smallest such stride
-// for lines of k halves.
+// Strides. All loads take runs of 16 bytes, eight lines at once. Block memory has 32 banks of 4 bytes, eight groups of 16
+// bytes: eight lines meet no bank twice if their stride is an odd number of such groups. `tile_stride(k)` gives the smallest
+// such stride for lines of k halves.
 //
 // Fragments here (g = lane / 4, t = lane % 4), as PTX has them for mma.m16n8k16:
 //
@@ -48,8 +48,8 @@ struct TileA { u32 pair[4]; };
 struct TileB { u32 pair[4]; };
 struct TileC { float value[2][4]; };
 
-// Four 8 x 8 matrices of halves. Lanes 8i .. 8i+7 say where the lines of matrix i are; the lane gets of each the pair t of line g, or
-// `transposed` elements g of the lines 2t and 2t+1.
+// Four 8 x 8 matrices of halves. Lanes 8i .. 8i+7 say where the lines of matrix i are; a lane gets of each the pair t of line
+// g, or `transposed` elements g of the lines 2t and 2t+1.
 template <bool transposed> DEVICE void load_matrices(u32 (&pair)[4], const half_t *line) {
 #if defined(EMULATED)
     transposed ? ldmatrix_t(pair, line) : ldmatrix(pair, line);
@@ -70,7 +70,9 @@ DEVICE void multiply_half(float (&c)[4], const u32 (&a)[4], const u32 *b) {
 #if defined(EMULATED) && defined(TILES_MMA16)
     mma_16816(c, a, reinterpret_cast<const u32 (&)[2]>(b[0]));
 #elif defined(EMULATED)
-    for (int k = 0; k < 2; k++) mma_1688(c, reinterpret_cast<const u32 (&)[2]>(a[2 * k]), reinterpret_cast<const u32 (&)[1]>(b[k]));
+    for (int k = 0; k < 2; k++) {
+        mma_1688(c, reinterpret_cast<const u32 (&)[2]>(a[2 * k]), reinterpret_cast<const u32 (&)[1]>(b[k]));
+    }
 #elif defined(TILES_MMA16)
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])

@@ -2,12 +2,13 @@
 //
 // Which lane holds what (n = lane % 16, h = lane / 16, i counts a lane's values):
 //
-//     WMMA of gfx11, 32 lanes       A (row n, all 16 k), B (all 16 k, col n): lanes 16-31 hold the same as 0-15.  C (row 2i + h, col n)
-//     WMMA of gfx12, 32 lanes       A (row n, k 8h + i), B (k 8h + i, col n): nothing twice.                      C (row 8h + i, col n)
-//     MFMA of gfx908 on, 64 lanes   A (row n, k 4h + i), B (k 4h + i, col n).                                     C (row 4h + i, col n)
+//                          A                   B                   C
+//     WMMA of gfx11        row n, all 16 k     all 16 k, col n     row 2i + h, col n     32 lanes; 16-31 hold what 0-15 hold
+//     WMMA of gfx12        row n, k 8h + i     k 8h + i, col n     row 8h + i, col n     32 lanes
+//     MFMA, gfx908 on      row n, k 4h + i     k 4h + i, col n     row 4h + i, col n     64 lanes
 //
-// So a lane's fragment is a run of one line, read 16 bytes at once (MFMA: 8). Lines in the other order (`tile_load_bt`) cost a read
-// for each half: whoever can, turns B round while storing it.
+// So a lane's fragment is a run of one line, read 16 bytes at once (MFMA: 8). Lines in the other order (`tile_load_bt`) cost
+// a read for each half: whoever can, turns B round while storing it.
 //
 // gfx9 before gfx908 and gfx10 have no matrix cores: tiles_plain.h. So have waves of 64 on cards whose WMMA is for 32.
 #pragma once
@@ -25,7 +26,8 @@
 #define TILES_WMMA11
 #elif defined(__GFX12__)
 #define TILES_WMMA12
-#elif defined(__gfx908__) || defined(__gfx90a__) || defined(__gfx940__) || defined(__gfx941__) || defined(__gfx942__) || defined(__gfx950__)
+#elif defined(__gfx908__) || defined(__gfx90a__) || defined(__gfx940__) || defined(__gfx941__) || defined(__gfx942__) || \
+    defined(__gfx950__)
 #define TILES_MFMA
 #else
 #define TILES_PLAIN

@@ -1,25 +1,29 @@
-// experts_many: the product of linear_many for rows that go through different matrices. Line p of out = line of x times the matrix of
-// the expert that choice p chose; lists of choices by expert come from group_rows.
+// experts_many: the product of linear_many for rows that go through different matrices. Line p of out = a line of x times the
+// matrix of the expert that choice p chose; the lists of choices by expert come from group_rows.
 //
-//     out       float32 [pairs], lines `out_stride` apart: line p is that of choice p. Lines of experts that are not here stay as they are
-//     x         halves of halve_rows.h; choice p reads line p / used: `used` is the choices of a row, or 1 where x has a line for
-//               each choice (the input of `down`); scales: of x's lines
-//     w         planes or float lines of all experts that are here, [w_rows, cols]; expert e's matrix is rows [e * step + first,
-//               ... + outs) (ExpertMatrix of backends/ops.py: step is its pitch, outs its height); bias [w_rows] or null
-//     order, tiles    of group_rows, with the tile_rows of this variant
+//     out       float32 [pairs], lines `out_stride` apart: line p is that of choice p. Lines of experts that are not here stay
+//               as they are
+//     x         halves of halve_rows.h; choice p reads line p / used: `used` is the choices of a row, or 1 where x has a line
+//               for each choice (the input of `down`). scales: of x's lines
+//     w         planes or float lines of all experts that are here, [w_rows, cols]; expert e's matrix is rows [e * step +
+//               first, ... + outs) (ExpertMatrix of backends/ops.py: step is its pitch, outs its height)
+//     bias      [w_rows] or null
+//     order, tiles      of group_rows, with the tile_rows of this variant
 //
 // Grid: (tiles, blocks over outs). Blocks of one expert follow each other and share its part of W.
 //
-// Reading x by choice costs nothing: a line is K halves at a step, 128 or 256 bytes in one piece wherever it lies. Rows that an expert
-// does not fill its last tile with are multiplied and thrown away: with 128 experts and 512 rows of 8, 32 rows each, r32 wastes a third,
-// r128 would waste three quarters. That is what the two variants are for here. Everything else is as in many_block.h.
+// Reading x by choice costs nothing: a line is K halves at a step, 128 or 256 bytes in one piece wherever it lies. Rows that
+// an expert lacks to fill its last tile are multiplied and thrown away: with 128 experts and 512 rows of 8 choices, 32 each,
+// r32 wastes a third, r128 would waste three quarters. That is what the two variants are for here. All else is as in
+// many_block.h.
 #pragma once
 
 #include "many_block.h"
 
 template <class Q, class S>
 DEVICE void experts_many(float *out, const half_t *x, const float *scales, const void *w, const float *bias, const int *order,
-                         const int *tiles, int used, int outs, int cols, int pitch, int out_stride, int w_rows, int step, int first) {
+                         const int *tiles, int used, int outs, int cols, int pitch, int out_stride, int w_rows, int step,
+                         int first) {
     SHARED(half_t, memory, S::LINES * S::STRIDE);
     const Words4 tile = load128(tiles + 4 * block_x());
     const int rows = (int)tile.z, first_out = block_y() * S::OUTS;

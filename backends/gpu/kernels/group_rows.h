@@ -1,18 +1,18 @@
 // Rows by expert: from what each row chose to lists that a grouped product walks.
 //
 //     chosen   i32 [pairs], pairs = rows * used: the expert of each choice; pair p is choice p % used of row p / used
-//     order    i32 [pairs]: the pairs of expert `first`, then of the next one, up to `end` - 1; of one expert in ascending order.
-//              What is behind the last of them is not written: choices of experts that are not here
-//     tiles    i32 [tile_count][4]: runs of at most tile_rows entries of `order` with one expert: {expert - first, where the run begins
-//              in order, how long it is, 0}. Entries that are not needed have length 0
+//     order    i32 [pairs]: the pairs of expert `first`, then of the next one, up to `end` - 1; those of one expert in
+//              ascending order. What is behind the last of them is not written: choices of experts that are not here
+//     tiles    i32 [tile_count][4]: runs of at most tile_rows entries of `order` with one expert: {expert - first, where the
+//              run begins in order, how long it is, 0}. Tiles that are not needed have length 0
 //
 // Grid: one block of 256 threads for each expert that is here. Every block counts all choices (integers in block memory: any
 // order gives the same counts), so it knows where its own begin without asking another block, and then writes its own in
-// order, 256 choices at a time, by ballots: no block waits, no memory is set to zero before, and the lists are the same
-// in every run.
+// order, 256 choices at a time, by ballots: no block waits, no memory is set to zero before, and the lists are the same in
+// every run.
 //
-// Roofline: latency. Experts times pairs times 4 bytes come from L2, twice: 128 experts, 512 rows of 8: 4 MB, 2 us. It grows with the
-// rows squared as little as the experts do not: 8192 rows of 8 at 256 experts are 128 MB, 60 us beside milliseconds of products.
+// Roofline: latency. Experts times pairs times 4 bytes come from L2, twice: 128 experts and 512 rows of 8 are 4 MB, 2 us;
+// 256 experts and 8192 rows of 8 are 128 MB, 60 us, beside milliseconds of products.
 #pragma once
 
 constexpr int MOST_EXPERTS = 1024, GROUP_THREADS = 256;
@@ -23,7 +23,8 @@ DEVICE int bits_set(u64 v) {
     return (int)(((v + (v >> 4)) & 0x0f0f0f0f0f0f0f0full) * 0x0101010101010101ull >> 56);
 }
 
-DEVICE void group_pairs(int *order, int *tiles, const int *chosen, int pairs, int first, int end, int tile_rows, int tile_count) {
+DEVICE void group_pairs(int *order, int *tiles, const int *chosen, int pairs, int first, int end, int tile_rows,
+                        int tile_count) {
     SHARED(int, counts, MOST_EXPERTS);
     SHARED(int, before, 2);   // pairs and tiles of the experts in front
     SHARED(int, votes, GROUP_THREADS / WARP);

@@ -1,15 +1,17 @@
 // Rows of activations as halves, for products on matrix cores: out[r] = src[r] * 2^s, scales[r] = 2^-s.
 //
-// s lifts the row's largest value to 2^14 .. 2^15. So nothing overflows, whatever an activation is (values above 65504 do occur in the
-// residual stream of real models), and what is 2^-28 of the largest still has all its bits. A power of two costs no rounding: the
-// error of a value is that of a half, 2^-11 of it, or 2^-39 of the row's largest. Rows with infinities or NaN keep them, and
-// spoil no other.
+// s lifts the row's largest value to 2^14 .. 2^15. So nothing overflows, whatever an activation is (values above 65504 do
+// occur in the residual streams of real models), and what is 2^-28 of the largest still has all its bits. A power of two
+// costs no rounding: the error of a value is that of a half, 2^-11 of it, or 2^-39 of the row's largest. Rows with infinities
+// or NaN keep them, and spoil no other.
 //
-// Lines are `pitch` halves long, a multiple of MANY_PAD (many_block.h); behind `cols` they are zeros, so products need no tail.
+// Lines are `pitch` halves long, a multiple of MANY_PAD (many_block.h); behind `cols` they are zeros, so products need no
+// tail.
 //
-// Block: 256 threads, one row. The row is read twice, the second time from the caches (16 KiB for 4096 values): 4 bytes read and 2
-// written a value, all useful; beside the product that follows, 2 * outs operations a value, nothing. Once for all matrices of a
-// `Linear`; and the product then reads 2 bytes a value instead of 4, which each of its blocks over the outputs does again.
+// Block: 256 threads, one row. The row is read twice, the second time from the caches (16 KiB for 4096 values): 4 bytes read
+// and 2 written a value, all useful, at the bandwidth of memory. Beside the product that follows, 2 * outs operations a
+// value, that is nothing; it is done once for all matrices of a `Linear`, and each of the product's blocks over the outputs
+// then reads 2 bytes a value and not 4.
 #pragma once
 
 #include "floats.h"

@@ -1,21 +1,20 @@
-// linear_many: out [rows, outs] = x [rows, cols] W^T + bias, for many rows. What a block does, and why so, stands in many_block.h.
+// linear_many: out [rows, outs] = x [rows, cols] W^T + bias, for many rows. What a block does, and why so: many_block.h.
 //
 //     out       float32, lines `out_stride` apart
 //     x         halves of halve_rows.h, lines `pitch` apart; scales [rows]: what a line must be multiplied with
 //     w         a matrix of planes (quants.h) or float lines, [outs, cols]
 //     bias      [outs] or null
 //
-// Grid: (blocks over rows, blocks over outs). Blocks that follow each other share their part of W, which then comes from L2; x, 2 bytes a
-// value, stays there altogether.
-//
-// Bytes moved from memory per byte of W: 1, where all blocks over the rows run at a time (up to 82 x 2 x 128 rows on an sm_86 card).
+// Grid: (blocks over rows, blocks over outs). Blocks that follow each other share their part of W, which then comes from L2;
+// x, 2 bytes a value, stays there altogether. So each byte of W is read from memory once where all blocks over the rows run
+// at a time: up to 82 x 2 x 128 rows on a card of 82 multiprocessors.
 #pragma once
 
 #include "many_block.h"
 
 template <class Q, class S>
-DEVICE void linear_many(float *out, const half_t *x, const float *scales, const void *w, const float *bias, int rows, int outs, int cols,
-                        int pitch, int out_stride) {
+DEVICE void linear_many(float *out, const half_t *x, const float *scales, const void *w, const float *bias, int rows, int outs,
+                        int cols, int pitch, int out_stride) {
     SHARED(half_t, memory, S::LINES * S::STRIDE);
     const int first_row = block_x() * S::ROWS, first_out = block_y() * S::OUTS;
     many_block<Q, S>(

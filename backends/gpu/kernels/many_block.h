@@ -1,38 +1,41 @@
 // What a block of threads does for products with many rows: out = x W^T for ROWS rows of x and OUTS rows of W.
 //
-// x is halves (halve_rows.h: a row times a power of two, lines padded with zeros to MANY_PAD), W a packed or a float matrix. In steps
-// of K columns the block copies its part of x into block memory, unpacks its part of W into halves beside it, each weight once,
-// and multiplies the two with matrix cores into registers, in single precision. While it multiplies, the loads of the next step are
-// under way into registers: x as it is, W still packed.
+// x is halves (halve_rows.h: a row times a power of two, lines padded with zeros to MANY_PAD), W a packed or a float matrix.
+// In steps of K columns the block copies its part of x into block memory, unpacks its part of W into halves beside it, each
+// weight once, and multiplies the two on matrix cores into registers, in single precision. While it multiplies, the loads of
+// the next step are under way into registers: x as it is, W still packed.
 //
 // Two shapes.
 //
 //     r128   128 rows x 128 outputs, K = 64, 256 threads        from 65 rows on
 //     r32     32 rows x  32 outputs, K = 128, 128 threads       up to 64 rows, and experts with few rows each
 //
-// r128 is for the multipliers. On sm_86 a multiprocessor does 512 multiply-adds a cycle with sums in single precision: 128 x 128 x 64 take
-// 2048 cycles. In these, block memory (128 bytes a cycle) carries per warp and 16 columns four fragments of A and two of B, 3 KiB:
-// 8 warps x 4 x 24 = 768 cycles, and 256 more for the stores: half of what is there. Unpacking is 8192 weights at 3 to 5
-// instructions, 190 to 320 of the 2048 issue cycles of each of four schedulers; the matrix cores run meanwhile for other warps.
-// From L2: 16 KiB of x, 4.6 KiB of W (4.5 bits): 10 bytes a cycle, of some 20. 64 sums, 16 words of x, the packed
-// group and 12 words of fragments fit in 128 registers: two blocks to a multiprocessor (37 KiB of block memory each), so that one
-// multiplies while the other waits at a barrier. What is left to lose are the barriers and the tail of the grid: 70 to 80 % of the peak.
-// A bigger tile would need more registers than two blocks have; a smaller one loads block memory as fast as the cores work.
+// r128 is for the multipliers. A GeForce of sm_86 does 256 multiply-adds a cycle and multiprocessor with sums in single
+// precision: 128 x 128 x 64 take 4096 cycles (half as many on an A10 or A40). In these, block memory at 128 bytes a cycle
+// gives each warp and 16 columns four fragments of A and two of B, 3 KiB: 8 warps x 4 x 24 = 768 cycles, and 256 more for
+// the stores: a quarter of what is there. Unpacking is 8192 weights at 4 to 6 instructions, near 300 of the 4096 issue
+// cycles of each scheduler, while the matrix cores work for other warps. From L2 come 16 KiB of x and 4.6 KiB of W (4.5
+// bits): 5 bytes a cycle, of some 13. 64 sums, 16 words of x, a packed group and 12 words of fragments fit in 128 registers,
+// so two blocks are on a multiprocessor (38 KiB of block memory each), and one multiplies while the other waits at a barrier.
+// What is lost are barriers, the first step, and the tail of the grid: 70 to 80 % of the peak is what this aims at. A larger
+// block would leave one of them to a multiprocessor; a smaller one reads x and W from L2 as fast as L2 gives them.
 //
-// r32 is for bandwidth. With 32 rows, 32 outputs and 4.5 bits a weight an sm_86 card needs as long to multiply as to
-// read W, and 64-output blocks would be fewer than multiprocessors for matrices of 4096: small ones give twice as many loads in
-// flight (128 groups of 18 bytes a block, five blocks of 17 KiB each). Its ratio of block memory to products is worse, 100 % of
-// the bandwidth for half of the peak, so from 65 rows on, where its W would be read three times, r128 is ahead even half empty.
+// r32 is for bandwidth. At 21 rows and 4.5 bits a weight such a card multiplies for as long as it reads W. Blocks of 64
+// outputs would be fewer than multiprocessors for matrices of 4096; these are twice as many, with 128 groups of 18 bytes
+// each under way, and five fit side by side (18 KiB, 102 registers). At the cores' full rate they take three quarters of
+// block memory's bandwidth. From 65 rows on they would read W three times; there r128 is ahead though it is half empty.
 //
-// AMD. RDNA 3 and 4 have the same 512 multiply-adds per cycle and compute unit but issue them on the vector units: there unpacking comes on top,
-// 20 % more time. With waves of 64 (CDNA) four warps share the tile, 64 x 64 each, 64 sums a lane as well. Cards without matrix
-// cores multiply with dot2 or fma (tiles_plain.h), at the peak of their vector units less the unpacking.
+// AMD. RDNA 3 does 256 multiply-adds a cycle and compute unit too, but on its vector units: unpacking, 384 cycles, comes on
+// top of the 4096. With waves of 64 (CDNA) four warps share the block, 64 x 64 each, 64 sums a lane as well. Cards without
+// matrix cores multiply with dot2 or fma (tiles_plain.h), at the rate of their vector units less the unpacking.
 //
-// Block memory has no bank conflicts: lines are tile_stride(K) apart, an odd number of 16 byte groups, so eight lines' fragments lie
-// in all 32 banks. x is stored with the eight lanes of a phase in one line; W with lanes as `line_of` and `group_of` say: they put
-// four lines and two groups side by side into a phase, at 16 byte groups line + 4 group, all different modulo 8.
+// Block memory has no bank conflicts when fragments are loaded: lines are tile_stride(K) apart, an odd number of groups of
+// 16 bytes, so eight lines' fragments lie in all 32 banks. x is stored with the eight lanes of a phase in one line; W as
+// `line_of` and `group_of` say: four lines and two groups side by side in a phase, at 16-byte groups line + 4 group, which
+// are all different modulo 8.
 //
-// All sums run over k in steps of 16 in order, in both shapes. So a row's result is the same bits in each, whatever other rows there are.
+// All sums run over k in steps of 16 in order, in both shapes. So a row's result is the same bits in each, whatever other
+// rows there are.
 #pragma once
 
 #include "quants.h"
@@ -145,10 +148,16 @@ DEVICE void get_piece(f32, Piece<f32> &piece, const Lines<f32> &lines, i64 row, 
 template <class F> DEVICE void get_halves(Piece<F> &piece, const Lines<F> &lines, i64 row, int group) {
     UNROLL for (int i = 0; i < 4; i++) piece.words[i] = float_word(lines, row, 4 * group + i);
 }
-DEVICE void get_piece(f16, Piece<f16> &piece, const Lines<f16> &lines, i64 row, int group) { get_halves(piece, lines, row, group); }
-DEVICE void get_piece(bf16, Piece<bf16> &piece, const Lines<bf16> &lines, i64 row, int group) { get_halves(piece, lines, row, group); }
+DEVICE void get_piece(f16, Piece<f16> &piece, const Lines<f16> &lines, i64 row, int group) {
+    get_halves(piece, lines, row, group);
+}
+DEVICE void get_piece(bf16, Piece<bf16> &piece, const Lines<bf16> &lines, i64 row, int group) {
+    get_halves(piece, lines, row, group);
+}
 
-DEVICE void put_words(const FloatPiece &piece, half_t *to) { UNROLL for (int i = 0; i < 4; i++) store128(to + 8 * i, piece.words[i]); }
+DEVICE void put_words(const FloatPiece &piece, half_t *to) {
+    UNROLL for (int i = 0; i < 4; i++) store128(to + 8 * i, piece.words[i]);
+}
 DEVICE void put_piece(f32, const Piece<f32> &piece, half_t *to) { put_words(piece, to); }
 DEVICE void put_piece(f16, const Piece<f16> &piece, half_t *to) { put_words(piece, to); }
 DEVICE u32 from_bf16(u32 pair) { return half_pair(bits_float(pair << 16), bits_float(pair & 0xffff0000u)); }
@@ -165,9 +174,9 @@ DEVICE void put_piece(bf16, const Piece<bf16> &piece, half_t *to) {
 template <class S> DEVICE int group_of() { return S::GROUPS == 2 ? thread() % 2 : thread() % 2 + thread() / 8 % 2 * 2; }
 template <class S> DEVICE int line_of() { return S::GROUPS == 2 ? thread() / 2 : thread() / 2 % 4 + thread() / 16 * 4; }
 
-// The block's outputs: for each `done(row, out, value)` with row below S::ROWS and out below S::OUTS, once in the block. `line(row)`
-// says which line of x row has (any readable one past the last), `first_out` the row of W that out 0 is, `last_out` the last that
-// may be read; bias is of W's rows, or null. `memory`: S::LINES * S::STRIDE halves.
+// The block's outputs: for each `done(row, out, value)` with row below S::ROWS and out below S::OUTS, once in the block.
+// `line(row)` says which line of x row has (any readable one past the last), `first_out` the row of W that out 0 is,
+// `last_out` the last that may be read; bias is of W's rows, or null. `memory`: S::LINES * S::STRIDE halves.
 template <class Q, class S, class Line, class Done>
 DEVICE void many_block(half_t *memory, const half_t *x, const float *scales, int pitch, const Lines<Q> &w, const float *bias,
                        i64 first_out, i64 last_out, int cols, Line line, Done done) {
@@ -184,7 +193,9 @@ DEVICE void many_block(half_t *memory, const half_t *x, const float *scales, int
         x_lines[i] = (u32)at * (u32)(pitch / 8);
         row_scale[i] = scales[at];
     }
-    for (int i = thread(); i < S::OUTS; i += S::THREADS) out_bias[i] = bias && first_out + i <= last_out ? bias[first_out + i] : 0.0f;
+    for (int i = thread(); i < S::OUTS; i += S::THREADS) {
+        out_bias[i] = bias && first_out + i <= last_out ? bias[first_out + i] : 0.0f;
+    }
     block_barrier();
     const i64 wanted = first_out + line_of<S>(), w_row = wanted < last_out ? wanted : last_out;
 
@@ -192,7 +203,8 @@ DEVICE void many_block(half_t *memory, const half_t *x, const float *scales, int
     UNROLL for (int i = 0; i < S::ROW_TILES; i++) {
         UNROLL for (int j = 0; j < S::OUT_TILES; j++) tile_zero(c[i][j]);
     }
-    const int first_row = warp() / S::OUT_WARPS * (S::ROW_TILES * 16), first_col = warp() % S::OUT_WARPS * (S::OUT_TILES * 16);
+    const int first_row = warp() / S::OUT_WARPS * (S::ROW_TILES * 16);
+    const int first_col = warp() % S::OUT_WARPS * (S::OUT_TILES * 16);
 
     Words4 next_x[S::COPIES];
     Piece<Q> next_w;
@@ -219,7 +231,9 @@ DEVICE void many_block(half_t *memory, const half_t *x, const float *scales, int
         if (step + 1 < steps) get(step + 1);
         EACH_K for (int k = 0; k < S::K; k += 16) {
             TileB b[S::OUT_TILES];
-            UNROLL for (int j = 0; j < S::OUT_TILES; j++) tile_load_b(b[j], w_part + (first_col + 16 * j) * S::STRIDE + k, S::STRIDE);
+            UNROLL for (int j = 0; j < S::OUT_TILES; j++) {
+                tile_load_b(b[j], w_part + (first_col + 16 * j) * S::STRIDE + k, S::STRIDE);
+            }
             UNROLL for (int i = 0; i < S::ROW_TILES; i++) {
                 TileA a;
                 tile_load_a(a, x_part + (first_row + 16 * i) * S::STRIDE + k, S::STRIDE);

@@ -1,13 +1,13 @@
 // sum_rows: out = part 0 + part 1 + ... of up to eight ranks, in that order: the same bits on every rank that does it.
 //
-// A part is float32 memory of `count` numbers: this card's own, a peer's that is mapped here, or pinned memory of the host that a rank wrote
-// its part to. Whoever launches this has waited for all of them. `out` may be a part. More than eight: a second launch whose part
-// 0 is the first one's out gives the same sum as one would.
+// A part is float32 memory of `count` numbers: this card's own, a peer's that is mapped here, or pinned memory of the host
+// that a rank wrote its part to. Whoever launches this has waited for all of them. `out` may be a part. More than eight: a
+// second launch whose part 0 is the first one's out gives the same sum as one would.
 //
-// Block: 256 threads, each 4 numbers, loads of 16 bytes (a bus carries peers' and the host's reads in packets: 16 bytes a lane, 512 a warp, fill
-// them), those of all parts before the first addition, so one trip over the bus and not one for each rank. 45 registers, no block
-// memory. Roofline: the slowest part's bus. 4 * (ranks + 1) bytes for each number, all useful; at 4 rows of 4096 over PCIe 4.0 x16 64 KB a
-// peer, 3 us, of the order of the latency of one read, 1 to 2 us.
+// Block: 256 threads, each 4 numbers, loads of 16 bytes (a bus carries reads of peers' and the host's memory in packets: 512
+// bytes a warp fill them), those of all parts before the first addition, so one trip over the bus and not one for each rank.
+// 42 to 52 registers, no block memory. Roofline: the slowest part's bus, or its latency. 4 * (ranks + 1) bytes a number, all
+// useful; 4 rows of 4096 over PCIe 4.0 x16 are 64 KB a peer, 3 us, of the order of one read's 1 to 2 us.
 #pragma once
 
 #include "floats.h"

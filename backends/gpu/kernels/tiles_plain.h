@@ -1,10 +1,11 @@
-// Products of 16 x 16 x 16 tiles without matrix cores, for cards that have none (gfx9 before gfx908, gfx10, sm_70 and older).
+// Products of 16 x 16 x 16 tiles without matrix cores, for cards that have none (gfx9 before gfx908, gfx10).
 //
-// The interface is that of cuda_kernels/tiles.h. The lanes of a warp lie on the tile C as a grid of 8 rows by WARP / 8 columns; a
-// lane sums 2 rows by 512 / WARP / 4 columns of it. Its fragments are those rows of A and columns of B whole, all 16 k of them, so a
-// caller that multiplies one A with several Bs reads A once: with 2 x 4 tiles for a warp and 32 lanes, 16 k cost 40 loads of 16
-// bytes for 512 x 2 products, and the multipliers are the limit, not block memory. Two products at a time go to `dot2` where the
-// card has it (gfx906, gfx1030 ...: v_dot2_f32_f16, sums in single precision), else to fma on halves made floats.
+// The interface is that of cuda_kernels/tiles.h. The lanes of a warp lie on the tile C as a grid of 8 rows by WARP / 8
+// columns; a lane sums 2 rows by 128 / WARP columns of it. Its fragments are those rows of A and columns of B whole, all 16
+// k of them, so a caller that multiplies one A with several Bs reads A once: with 2 x 4 tiles for a warp and 32 lanes, 16 k
+// cost 40 loads of 16 bytes for 512 x 2 products, and the multipliers are the limit, not block memory. Two products at a
+// time go to `dot2` where the card has it (gfx906, gfx1030 ...: v_dot2_f32_f16, sums in single precision), else to fma on
+// halves made floats.
 #pragma once
 
 constexpr int PLAIN_ROWS = 2, PLAIN_COLS = 256 / WARP / PLAIN_ROWS, PLAIN_GRID = 16 / PLAIN_COLS;
@@ -25,10 +26,12 @@ DEVICE void tile_zero(TileC &c) {
     }
 }
 
-// Rows lane / PLAIN_GRID and that + 8, columns lane % PLAIN_GRID and every PLAIN_GRID-th from there: lanes that read at once lie in
-// lines side by side.
+// Rows lane / PLAIN_GRID and that + 8, columns lane % PLAIN_GRID and every PLAIN_GRID-th from there: lanes that read at once
+// lie in lines side by side.
 DEVICE void tile_load_a(TileA &a, const half_t *at, int stride) {
-    UNROLL for (int i = 0; i < PLAIN_ROWS; i++) plain_line(a.pair[i], at + (lane() / PLAIN_GRID + i * (16 / PLAIN_ROWS)) * stride);
+    UNROLL for (int i = 0; i < PLAIN_ROWS; i++) {
+        plain_line(a.pair[i], at + (lane() / PLAIN_GRID + i * (16 / PLAIN_ROWS)) * stride);
+    }
 }
 
 DEVICE void tile_load_b(TileB &b, const half_t *at, int stride) {
