@@ -1,7 +1,8 @@
 """Runs every kernel test on every ISA level, and counts the cases of each: a level without cases is a failure.
 
 A test that takes `level` runs once for each level that this CPU has, and through SIMDe for the AVX-512 levels that it
-lacks. HOMESERVE_ISA leaves one level. SIMDe builds before the first test, outside of any test's time limit.
+lacks. HOMESERVE_ISA leaves one level. SIMDe, and GPU kernels for their emulation, build before the first test, outside
+of any test's time limit.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import kernel_rig as rig
 import kernel_sanitized as sanitized
 import kernel_simde as simde
+import simt_rig as simt
+
+# Sanitizers of the CPU's library have nothing to see in emulated kernels, which bring their own.
+collect_ignore_glob = ["test_gpu_*.py", "test_simt*.py"] if rig.SANITIZED else []
 
 LEVELS = ("baseline", "avx2", "avx512", "avx512vnni")
 _passed: pytest.StashKey[Counter[str]] = pytest.StashKey()
@@ -45,6 +50,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     }
     if any(str(level).startswith(rig.SIMDE) for level in levels):
         simde.libraries()
+    _build_kernels(session)
+
+
+def _build_kernels(session: pytest.Session) -> None:
+    """All that test_simt_symbols.py runs, several at a time; what other tests load of it is then there."""
+    modules = {item.module for item in session.items if isinstance(item, pytest.Function)}
+    for module in modules:
+        if module.__name__.endswith("test_simt_symbols") and simt.compiler() and not session.config.option.collectonly:
+            simt.prepare(dict.fromkeys(module.wanted()))
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -16,6 +16,7 @@ allocation of exactly its size, and brings the arrays back.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import hashlib
 import os
@@ -25,6 +26,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -40,6 +42,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SIMT = ROOT / "tests" / "simt"
 KERNELS = ROOT / "backends" / "gpu" / "kernels"
 TREES = {"cuda": (ROOT / "cuda_kernels", ".cu"), "hip": (ROOT / "hip_kernels", ".hip")}
+Vendor = Literal["cuda", "hip"]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "homeserve-tests" / "simt"
 X86 = platform.machine() in ("x86_64", "AMD64", "amd64")
 FLAGS = (
@@ -48,11 +51,13 @@ FLAGS = (
     *(("-mavx2", "-mfma", "-mf16c") if X86 else ()),
 )
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+WHOLE: tuple[tuple[Vendor, int], ...] = (("cuda", 32), ("hip", 64))
+"""Of every entry file, what every tier compiles for all its types: both widths of a warp."""
 COMPILE_S = 600
 RUN_S = 300
+KEEP_S = 14 * 86400
 
 Array = NDArray[Any]
-Vendor = Literal["cuda", "hip"]
 Sanitizer = Literal["address", "thread"]
 SANITIZE: dict[Sanitizer, tuple[str, ...]] = {
     "address": (
@@ -169,14 +174,25 @@ def prepare(wanted: Iterable[tuple[Any, ...]]) -> None:
     def one(arguments: tuple[Any, ...]) -> None:
         build(*arguments[1:], sanitizer=arguments[0])
 
+    CACHE.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(one, wanted))
+    for old in CACHE.iterdir():  # what another commit compiled and none has used for long
+        if time.time() - old.stat().st_mtime > KEEP_S and old.is_file():
+            old.unlink(missing_ok=True)
+
+
+def load(file: str | Path, vendor: Vendor, warp: int, *defines: str) -> Kernels:
+    """The kernels of an entry file, `linear` or a path. `defines`: such as "QUANT=q4_k", "TILES_WMMA12". In a tier that
+    needs the whole file anyway (WHOLE), what only restricts it to a type is dropped.
+    Raises RuntimeError with the compiler's text where it does not compile."""
+    if isinstance(file, str) and os.environ.get("HOMESERVE_TEST_TIER") and (vendor, warp) in WHOLE:
+        defines = tuple(each for each in defines if not each.startswith("QUANT="))
+    return _loaded(file, vendor, warp, *defines)
 
 
 @functools.cache
-def load(file: str | Path, vendor: Vendor, warp: int, *defines: str) -> Kernels:
-    """The kernels of an entry file, `linear` or a path. `defines`: such as "QUANT=q4_k", "TILES_WMMA12".
-    Raises RuntimeError with the compiler's text where it does not compile."""
+def _loaded(file: str | Path, vendor: Vendor, warp: int, *defines: str) -> Kernels:
     return Kernels(build(file, vendor, warp, *defines))
 
 
@@ -197,7 +213,7 @@ def build(file: str | Path, vendor: Vendor, warp: int, *defines: str, sanitizer:
         *([_object(SIMT / "runner.cpp", (SIMT,), FLAGS)] if sanitizer else ()),
     ]
     target = CACHE / f"{entry.stem}-{_digest(*(each.name.encode() for each in parts))}{'' if sanitizer else '.so'}"
-    if not target.exists():
+    if not _used(target):
         kind = () if sanitizer else ("-shared",)
         _compile(target, *kind, *sanitize, "-pthread", *map(str, parts))
     return target
@@ -207,9 +223,18 @@ def _object(entry: Path, folders: Sequence[Path], flags: Sequence[str]) -> Path:
     told = " ".join((compiler() or "", *flags)).replace(str(ROOT), "")
     read = (each.read_bytes() for each in _reads(entry, folders))
     target = CACHE / f"{entry.stem}-{_digest(told.encode(), *read)}.o"
-    if not target.exists():
+    if not _used(target):
         _compile(target, *flags, "-c", "-x", "c++", str(entry))
     return target
+
+
+def _used(target: Path) -> bool:
+    """Whether it is there; then it is young again."""
+    try:
+        os.utime(target)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _reads(entry: Path, folders: Sequence[Path]) -> list[Path]:
@@ -231,9 +256,12 @@ def _digest(*parts: bytes) -> str:
 
 
 def _compile(target: Path, *arguments: str) -> None:
-    """The file appears when it is whole, so that several processes may make the same one."""
+    """The file appears when it is whole; of several processes that want it, one makes it."""
     CACHE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+    with target.with_name(target.name + ".lock").open("w") as turn, tempfile.TemporaryDirectory(dir=CACHE) as folder:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        if target.exists():
+            return
         made = Path(folder) / target.name
         command = [compiler() or "g++", *arguments, "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_S, check=False)

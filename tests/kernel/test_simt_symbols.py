@@ -22,7 +22,7 @@ from backends.gpu.launch import MODULES, Symbol
 
 SLOW = os.environ.get("HOMESERVE_TEST_TIER") == "slow"
 SEED = int(os.environ.get("HOMESERVE_TEST_SEED") or "1", 16)
-WIDTHS: tuple[tuple[rig.Vendor, int], ...] = (("cuda", 32), ("hip", 64))
+WIDTHS = rig.WHOLE
 TREES: tuple[tuple[rig.Vendor, int], ...] = (*WIDTHS, ("hip", 32)) if SLOW else WIDTHS
 SANITIZERS: tuple[rig.Sanitizer, ...] = ("address", "thread")
 BUILD_S = 900
