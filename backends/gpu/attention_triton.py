@@ -6,7 +6,7 @@ op on every arch. Triton schedules loads, layouts and matrix instructions for a 
 each form and a gigabyte on disk, and is strong where its authors tuned it: MFMA of CDNA, Hopper, Blackwell. So:
 
     the extra is not installed, or `refusal` names a reason         own kernel
-    `Compiled.matrix` is false, or registers are spilled            own kernel: Triton multiplies one by one there
+    `arch_refusal` does, or the compiled code spills registers      own kernel
     else, at the first start on a card                              measured
 
 The measurement is gpu_check's: results against each other first, then times at 512 and at 8192 positions. Triton's is
@@ -114,6 +114,13 @@ def refusal(shape: Shape) -> str:
         return (
             f"Triton's attention addresses 2^31 elements of a head, not {shape.pool_pages} pages of {shape.dims} dims"
         )
+    return ""
+
+
+def arch_refusal(arch: Arch) -> str:
+    """Why Triton's kernel is not tried on an arch; empty where it is measured."""
+    if arch.matrix in ("none", "mma8"):
+        return f"Triton uses no matrix cores on {arch.name}: its attention would multiply one by one"
     return ""
 
 

@@ -98,7 +98,6 @@ def test_numbers_are_those_of_the_op(interpreted: dict[str, Callable[[], None]],
     interpreted[name]()
 
 
-MATRIX = {"sm_75": False, "gfx906": False, "gfx1030": False}
 SHAPE = ops.Shape("f16", 32, 8, 128, 0.1, 128, 4096, 4096, 512, 2048)
 
 
@@ -113,6 +112,6 @@ def test_compiles_for_every_arch_of_the_gate(name: str) -> None:
         made = attention_triton.compile_form(form, card, PYTHON or sys.executable)
         print(f"{name} {rows} rows: Triton {made.version}, {made.shared} bytes of block memory, {made.spills} spills")
         assert made.binary.data.startswith(b"\x7fELF")
-        assert made.matrix == MATRIX.get(name, True)
+        assert made.matrix == (not attention_triton.arch_refusal(card))
         assert made.shared <= card.block_bytes
-        assert made.spills <= 0 or not made.matrix
+        assert made.spills == 0 or not made.matrix

@@ -90,6 +90,13 @@ def test_what_is_no_op_for_it_is_named() -> None:
             attention_triton.form_of(shape, "amd", rows=1, parts=True, sinks=False)
 
 
+def test_where_triton_has_no_matrix_cores_it_is_not_tried() -> None:
+    refused = [
+        name for names in arch.SAMPLE.values() for name in names if attention_triton.arch_refusal(arch.arch(name))
+    ]
+    assert refused == ["sm_75", "gfx906", "gfx1030"]
+
+
 def _launched(form: attention_triton.Form, shape: ops.Shape, tiles: ops.Tiles, parts: ops.Parts | None) -> list[Symbol]:
     compiled = attention_triton.Compiled(
         *(attention_triton.Binary("cubin", b""), form, attention_triton.symbol_of(form, 32), 4096, True, 0, "")
@@ -110,8 +117,10 @@ def test_parts_are_merged_by_the_own_kernel_and_leave_sinks_to_it() -> None:
 
 def test_facts_are_read_from_the_assembly() -> None:
     ptx = ".visible .entry attention_triton(\n\t.param .u64 .ptr .global .align 16 a,\n\t.param .f32 b\n)\n mma.sync.x"
-    assert facts("cuda", ptx) == {"params": 2, "matrix": True, "spills": -1}
+    log = "ptxas info: 8 bytes stack frame, 12 bytes spill stores, 12 bytes spill loads"
+    assert facts("cuda", ptx, log) == {"params": 2, "matrix": True, "spills": 3}
+    assert facts("cuda", ptx, "")["spills"] == -1
     amd = "      - .offset: 0\n        .value_kind:     global_buffer\n        .value_kind:     by_value\n"
     amd += "        .value_kind:     hidden_block_count_x\n    .sgpr_spill_count: 9\n    .vgpr_spill_count: 3\n"
-    assert facts("hip", amd) == {"params": 2, "matrix": False, "spills": 3}
-    assert facts("hip", amd + "  v_wmma_f32_16x16x16_f16 v[0:7]")["matrix"] is True
+    assert facts("hip", amd, "") == {"params": 2, "matrix": False, "spills": 3}
+    assert facts("hip", amd + "  v_wmma_f32_16x16x16_f16 v[0:7]", "")["matrix"] is True
