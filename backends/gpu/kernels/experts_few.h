@@ -4,7 +4,7 @@
 //     w          planes of [matrix_rows, cols]: expert e's matrix is rows (e - first_expert) * pitch + first, ... + height
 //     bias       [matrix_rows] or null, cut like the rows
 //     chosen     i32 [pairs], the expert of each pair (route.h)
-//     x          row p / share: `used` pairs share one where the input is the layer's (gate, up), 1 where it is a pair's own (down)
+//     x          row p / share: `used` pairs share one where the input is the layer's (gate, up), a pair has its own else (down)
 //     first_expert, experts      which experts are here; a pair of another one gets zeros
 //     team       lanes for a row of the matrix (few_products.h)
 //
@@ -14,7 +14,8 @@
 // less than one in two. Where more share, experts_many sorts the pairs first.
 //
 // Roofline: memory. 8 experts of 768 x 2048 x 3 matrices in Q4_K are 21 MB a row and layer, 23 us at 936 GB/s. The grid of a
-// gate is 24 x 8 blocks of four warps (teams of 16): two blocks to each of 82 multiprocessors and 9 KB in flight on each.
+// gate is 48 x 8 blocks of four warps (teams of 16, two outputs each): 4.7 to each of 82 multiprocessors, 600 lanes of which
+// each has 36 bytes under way, 21 KB where 6.8 are needed.
 #pragma once
 
 #include "few_products.h"

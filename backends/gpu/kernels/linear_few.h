@@ -17,15 +17,16 @@
 // Roofline. Memory, as long as the instructions fit beside it. A group costs 12 instructions to unpack, 10 for its scales and
 // for each row 16 dot4, 5 for the sum and 6 / FEW_OUTS loads, 60 altogether at R = 1.
 //
-//     RTX 3090       936 GB/s are 52 G groups/s, 3.1 T lane instructions/s of 17.8 T: 18 %. At R = 8, dot4 at half rate, all of it:
-//                    there linear_many's matrix cores take over
+//     RTX 3090       936 GB/s are 52 G groups/s, 3.1 T lane instructions/s of 17.8 T: 18 %. At R = 8, dot4 at half
+//                    rate, all of it: there linear_many's matrix cores take over
 //     7900 XTX       960 GB/s, 3.2 T of 14.7 T (29 T where two issue at a time); R = 8 14 T
 //     gfx1103       ~100 GB/s, 0.33 T of 2.0 T; R = 8 1.3 T
 //
-// In flight. 936 GB/s at 600 ns are 6.8 KB for each of 82 multiprocessors. A lane has the next group of two rows under way, 36
-// bytes: at 64 registers 1024 lanes hold 36 KB, at 128 (r8) half of that. A matrix of 1024 rows, in teams of 32, fills a
-// multiprocessor with 200 lanes, 7 KB: just enough. That is why small matrices have larger teams; and large ones small teams,
-// because the sum over a team is 2 R log2(team) exchanges for each row of W.
+// In flight. 936 GB/s at 600 ns are 6.8 KB for each of 82 multiprocessors. With one or two rows a lane has the next group of
+// two rows of W under way, 36 bytes: the 768 (640) lanes that 80 (96) registers leave hold 27 KB. With more, 512 lanes at 128
+// registers fetch when they need it, and three warps of a scheduler work while the fourth waits: 350 instructions each and
+// more. A matrix of 1024 rows, in teams of 32, gives a multiprocessor 200 lanes, 7 KB: just enough. That is why small matrices
+// have larger teams; and large ones small teams, because the sum over a team is 2 R log2(team) exchanges for two rows of W.
 //
 // llama.cpp's mmvq gives a row of W to a block of 4 warps and quantises x to 8 bits; here x has 16 (decision 4), which
 // doubles dot4 and bytes of x and not those of W, and a row stays in a warp, which needs no barrier. exllamav3 reads 16 bytes
