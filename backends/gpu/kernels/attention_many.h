@@ -53,6 +53,13 @@ constexpr bool TURNED = true;
 #define ROLLED _Pragma("unroll 1")
 #endif
 
+// Without matrix cores a step of 16 k is hundreds of instructions, and fragments fill registers: one step at a time.
+#if defined(TILES_PLAIN)
+#define EACH_STEP ROLLED
+#else
+#define EACH_STEP UNROLL
+#endif
+
 constexpr int MANY_COLS = 32;                       // positions at a time
 constexpr int MANY_LINE = MANY_COLS + 4;            // floats of a row of S; its P are the halves in front
 
@@ -247,7 +254,7 @@ template <class Kv, class H> DEVICE int score_half() {
 template <class Kv, class H> DEVICE void multiply_scores(const Many<Kv, H> &f, TileC (&s)[Many<Kv, H>::SCORE_TILES], int c) {
     typedef Many<Kv, H> F;
     const int from = score_half<Kv, H>() * (H::CHUNK / 2);
-    UNROLL for (int at = 0; at < H::CHUNK / F::HALVES; at += 16) {
+    EACH_STEP for (int at = 0; at < H::CHUNK / F::HALVES; at += 16) {
         const int k = from + at;
         TileA q;
         UNROLL for (int i = 0; i < F::SCORE_TILES; i++) {
@@ -292,7 +299,7 @@ template <class Kv, class H> DEVICE int value_tile(int c, int i) {
 // o += P times chunk `c` of V.
 template <class Kv, class H> DEVICE void multiply_values(const Many<Kv, H> &f, TileC (&o)[2][Many<Kv, H>::VALUE_TILES], int c) {
     typedef Many<Kv, H> F;
-    UNROLL for (int k = 0; k < MANY_COLS; k += 16) {
+    EACH_STEP for (int k = 0; k < MANY_COLS; k += 16) {
         TileA p[2];
         UNROLL for (int j = 0; j < 2; j++)
             tile_load_a(p[j], f.weights + (anew(first_row_of_warp<Kv, H>()) + 16 * j) * 2 * MANY_LINE + k, 2 * MANY_LINE);
