@@ -3,9 +3,9 @@
 The bound of a product. A half is off by at most 2^-11 of its value, or by 2^-25 where it is below the least normal
 one. For a weight w that is 2^-11 |w| + 2^-25, for an activation x of a row whose largest is m, 2^-11 |x| + 2^-39 m (the
 row is lifted to 2^14 .. 2^15 first). Sums of n products in single precision, in any order, are off by n 2^-24 of the
-sum of their sizes. Nothing else is rounded. Sharper: roundings are of either sign, so that a sum of independent ones
-strays by the root of the sum of squares, on average sqrt(2/3) 2^-11 of it; seven times that is not met in a test's
-lifetime.
+sum of their sizes. Nothing else is rounded. Sharper: roundings are of either sign, anywhere within their bounds, so
+that a sum of independent ones strays by the root of the sum of the squares of these over three; seven times that is not
+met in a test's lifetime.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def rounded(x: F64, w: F64) -> F64:
     of_w = 2.0**-11 * w + 2.0**-25
     sums = (x.shape[1] + 1) * 2.0**-23 * (x @ w.T)
     most = of_x @ w.T + x @ of_w.T + of_x @ of_w.T
-    usual = 7 * (2 / 3) ** 0.5 * 2.0**-11 * np.sqrt((x**2) @ (w**2).T) + 2.0**-24 * x.sum(axis=1, keepdims=True)
+    usual = 7 / 3**0.5 * np.sqrt((of_x**2) @ (w**2).T + (x**2) @ (of_w**2).T)
     bound: F64 = np.minimum(most, usual) + sums
     return bound
 
