@@ -94,12 +94,16 @@ DEVICE u32 half_pair(float low, float high) { return (u32)float_to_half(low) | (
 DEVICE float turned_byte(u32 turned, int i) { return bits_float(0x4b000000u | (turned >> 8 * i & 0xff)) - 8388736.0f; }
 
 template <class Q> DEVICE void put_piece(Q, const Piece<Q> &piece, half_t *to) {
+    if (!piece.here) {
+        UNROLL for (int i = 0; i < 4; i++) store128(to + 8 * i, {0, 0, 0, 0});
+        return;
+    }
     Group g;
-    u32 pairs[4] = {};
-    if (piece.here) unpack(piece.bits, g);
+    unpack(piece.bits, g);
     UNROLL for (int eight = 0; eight < 4; eight++) {
         const int part = Q::SCALES == 2 ? eight / 2 : 0;
-        UNROLL for (int i = 0; i < 4 && piece.here; i++) {
+        u32 pairs[4];
+        UNROLL for (int i = 0; i < 4; i++) {
             const u32 turned = g.words[2 * eight + i / 2] ^ 0x80808080u;
             float low = turned_byte(turned, 2 * i % 4), high = turned_byte(turned, 2 * i % 4 + 1);
             if constexpr (Q::MINS) {
