@@ -23,8 +23,8 @@
 //     gfx1103       ~100 GB/s, 0.33 T of 2.0 T; R = 8 1.3 T
 //
 // In flight. 936 GB/s at 600 ns are 6.8 KB for each of 82 multiprocessors. With one or two rows a lane has the next group of
-// two rows of W under way, 36 bytes: the 768 (640) lanes that 80 (96) registers leave hold 27 KB. With more, 512 lanes at 128
-// registers fetch when they need it, and three warps of a scheduler work while the fourth waits: 350 instructions each and
+// two rows of W under way, 36 bytes: the 640 lanes that 96 registers leave hold 23 KB. With more, 512 lanes at 128 registers
+// fetch when they need it, and three warps of a scheduler work while the fourth waits: 350 instructions each and
 // more. A matrix of 1024 rows, in teams of 32, gives a multiprocessor 200 lanes, 7 KB: just enough. That is why small matrices
 // have larger teams; and large ones small teams, because the sum over a team is 2 R log2(team) exchanges for two rows of W.
 //
@@ -53,8 +53,8 @@ DEVICE void linear_few(float *out, const void *w, const float *bias, const X &x,
         }
 }
 
-// Blocks of 128 threads that a multiprocessor should hold: 80 registers a thread for one row, 96 for two, 128 for more.
-constexpr int few_blocks(int rows) { return rows == 1 ? 6 : rows == 2 ? 5 : 4; }
+// Blocks of 128 threads that a multiprocessor should hold: 96 registers a thread for one or two rows, 128 for more.
+constexpr int few_blocks(int rows) { return rows <= 2 ? 5 : 4; }
 
 #define LINEAR_FEW(type, R)                                                                                                    \
     KERNEL(linear_few_##type##_r##R, 128, few_blocks(R))                                                                       \
