@@ -29,6 +29,7 @@ CLANGS = ("clang-22", "clang-19")
 """Of the distribution, after ROCm's own: the first one that is there."""
 
 COMPILE_S = 900.0
+_USUAL = Path("/usr/local/cuda/bin")
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,11 @@ def nvcc() -> Toolkit:
 
 def clang() -> Toolkit:
     """The first of ROCm's and the distribution's that knows AMD's cards. Raises CompilerMissing."""
-    for path in ("/opt/rocm/llvm/bin/clang", *CLANGS):
-        found = shutil.which(path)
-        version = found and _version(found, r"clang version ([\d.]+)")
-        if found and version:
-            return Toolkit("amd", found, f"clang {version}")
+    for name in ("/opt/rocm/llvm/bin/clang", *CLANGS):
+        path = shutil.which(name)
+        version = path and _version(path, r"clang version ([\d.]+)")
+        if path and version:
+            return Toolkit("amd", path, f"clang {version}")
     raise CompilerMissing(
         f"no clang was found; looked for {', '.join(CLANGS)}",
         fix="install it (Debian, Ubuntu: apt install clang-19 lld-19 llvm-19)",
@@ -119,7 +120,7 @@ def _found(name: str) -> Iterator[str]:
     if on_path:
         yield on_path
     wheels = [Path(root) / part / "bin" / name for root in packages("nvidia") for part in ("cu13", "cuda_nvcc")]
-    for path in (Path("/usr/local/cuda/bin") / name, Path(sys.prefix) / "bin" / name, *wheels):
+    for path in (_USUAL / name, Path(sys.prefix) / "bin" / name, *wheels):
         if path.is_file():
             yield str(path)
 
