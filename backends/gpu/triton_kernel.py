@@ -175,7 +175,8 @@ def compiled(
         source(pool, constants), target=GPUTarget(*target), options={"num_warps": warps, "num_stages": stages}
     )
     code, text = ("hsaco", "amdgcn") if target[0] == "hip" else ("cubin", "ptx")
-    scratch = max(made.metadata.global_scratch_size, made.metadata.profile_scratch_size)
+    # 3.6 does not know the first on AMD.
+    scratch = max(getattr(made.metadata, f"{kind}_scratch_size", 0) for kind in ("global", "profile"))
     told = {
         "version": triton.__version__,
         "name": made.metadata.name,
