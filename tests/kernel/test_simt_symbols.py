@@ -62,15 +62,22 @@ def emulated() -> Iterator[tuple[rig.Vendor, int, str]]:
             yield vendor, warp, name
 
 
-def under_sanitizers() -> Iterator[tuple[rig.Sanitizer, rig.Vendor, int, str]]:
+def under_sanitizers() -> Iterator[tuple[rig.Sanitizer, rig.Vendor, int, list[str]]]:
+    """Cases that a process runs together: those of one file and one type, which are compiled together."""
     choice = random.Random(SEED)
+    of_build: dict[tuple[str, str], list[str]] = {}
+    for name in sampled(SEED):
+        symbol = SYMBOLS[symbol_of(name)]
+        of_build.setdefault((symbol.file, symbol.quant), []).append(name)
     for sanitizer in SANITIZERS:
         if SLOW:
-            yield from ((sanitizer, *width, name) for width in WIDTHS for name in sampled(SEED))
-        else:
-            names = sampled(SEED)
-            for name in choice.sample(names, -(-len(names) // 10)):
-                yield sanitizer, *choice.choice(WIDTHS), name
+            yield from ((sanitizer, *width, each) for width in WIDTHS for each in of_build.values())
+            continue
+        left = -(-len(SYMBOLS) // 10)
+        for each in choice.sample(list(of_build.values()), len(of_build)):
+            if left > 0:
+                yield sanitizer, *choice.choice(WIDTHS), each
+            left -= len(each)
 
 
 def names(*parts: object) -> str:
@@ -87,8 +94,8 @@ def wanted() -> Iterator[tuple[object, ...]]:
     if SLOW:
         yield from ((each, file, *width) for each in SANITIZERS for width in WIDTHS for file in FILES)
     else:
-        for sanitizer, vendor, warp, name in SANITIZED:
-            symbol = SYMBOLS[symbol_of(name)]
+        for sanitizer, vendor, warp, together in SANITIZED:
+            symbol = SYMBOLS[symbol_of(together[0])]
             yield sanitizer, symbol.file, vendor, warp, *([f"QUANT={symbol.quant}"] if symbol.quant else [])
 
 
@@ -103,7 +110,7 @@ def make(name: str, warp: int) -> gpu_cases.Case:
     return case
 
 
-@pytest.mark.parametrize(("vendor", "warp"), WIDTHS, ids=names)
+@pytest.mark.parametrize(("vendor", "warp"), WIDTHS, ids=[names(*each) for each in WIDTHS])
 def test_every_entry_is_a_symbol_with_the_same_parameters(vendor: rig.Vendor, warp: int) -> None:
     folder, ending = rig.TREES[vendor]
     assert sorted(each.stem for each in folder.glob("*" + ending)) == FILES
@@ -122,14 +129,18 @@ def test_every_symbol_has_a_case() -> None:
     assert sorted({symbol_of(name) for name in CASES}) == sorted(SYMBOLS)
 
 
-@pytest.mark.parametrize(("vendor", "warp", "name"), EMULATED, ids=lambda part: str(part))
+@pytest.mark.parametrize(("vendor", "warp", "name"), EMULATED, ids=[names(*each) for each in EMULATED])
 def test_a_kernel_computes_what_its_op_says(vendor: rig.Vendor, warp: int, name: str) -> None:
     backwards = bool(zlib.crc32(f"{SEED}{vendor}{name}".encode()) & 1)
     gpu_cases.run(make(name, warp), vendor, warp, backwards=backwards)
 
 
-@pytest.mark.parametrize(("sanitizer", "vendor", "warp", "name"), SANITIZED, ids=lambda part: str(part))
-def test_a_kernel_is_clean_under_a_sanitizer(
-    sanitizer: rig.Sanitizer, vendor: rig.Vendor, warp: int, name: str
+@pytest.mark.parametrize(
+    ("sanitizer", "vendor", "warp", "together"),
+    SANITIZED,
+    ids=[names(*each[:3], each[3][0]) for each in SANITIZED],
+)
+def test_kernels_are_clean_under_a_sanitizer(
+    sanitizer: rig.Sanitizer, vendor: rig.Vendor, warp: int, together: list[str]
 ) -> None:
-    gpu_cases.run(make(name, warp), vendor, warp, sanitizer=sanitizer, whole=SLOW)
+    gpu_cases.run_sanitized([make(each, warp) for each in together], vendor, warp, sanitizer, whole=SLOW)

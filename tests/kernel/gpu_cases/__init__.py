@@ -22,8 +22,9 @@ milliseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from simt_rig import address, aligned
 
 from backends.gpu.launch import Launch
 
-__all__ = ["Array", "Case", "Maker", "address", "aligned", "nothing", "run"]
+__all__ = ["Array", "Case", "Maker", "address", "aligned", "nothing", "run", "run_sanitized"]
 
 Array = NDArray[Any]
 
@@ -67,14 +68,27 @@ def run(
     whole: bool = True,
     backwards: bool = False,
 ) -> None:
-    """Runs a case's launches, one after the other, and its check. `whole`: a library is compiled for all types that its
-    file has, or else for that of the launch alone."""
+    """Runs a case's launches, one after the other, and its check. `sanitizer` and `whole`: as of `run_sanitized`."""
+    if sanitizer:
+        return run_sanitized([case], vendor, warp, sanitizer, whole=whole)
     for launch in case.launches:
-        symbol = launch.symbol
-        of_type = (f"QUANT={symbol.quant}",) if symbol.quant and not whole else ()
-        if sanitizer is None:
-            rig.load(symbol.file, vendor, warp, *of_type).run(launch, backwards=backwards)
-        else:
-            runner = rig.build(symbol.file, vendor, warp, *of_type, sanitizer=sanitizer)
-            rig.sanitized(runner, [launch], case.arrays, tables=case.tables, backwards=backwards)
+        rig.load(launch.symbol.file, vendor, warp).run(launch, backwards=backwards)
     case.check()
+
+
+def run_sanitized(
+    cases: Sequence[Case], vendor: rig.Vendor, warp: int, sanitizer: rig.Sanitizer, *, whole: bool = True
+) -> None:
+    """Runs cases under a sanitizer, and their checks. Launches of one library share a process. `whole`: a library is
+    compiled for all types that its file has, or else for that of the launch alone."""
+
+    def library(launch: Launch) -> tuple[str, ...]:
+        return (launch.symbol.file, *([f"QUANT={launch.symbol.quant}"] if launch.symbol.quant and not whole else []))
+
+    arrays = [each for case in cases for each in case.arrays]
+    tables = [each for case in cases for each in case.tables]
+    for (file, *defines), launches in groupby((each for case in cases for each in case.launches), library):
+        runner = rig.build(file, vendor, warp, *defines, sanitizer=sanitizer)
+        rig.sanitized(runner, list(launches), arrays, tables=tables)
+    for case in cases:
+        case.check()
