@@ -18,9 +18,9 @@
 // delta_recurrent. A group of 32 lanes has one block of 16 columns whole, in registers: lane l the columns 4 (l % 4) .. + 3 of
 // the rows 32 i + 4 (l / 4) .. + 3, so 64 registers at key_dim 128. Above, a group has 8 columns, and a lane 64 registers again
 // (three symbols, by the largest key_dim). Every load is 16 bytes, the group's loads are one run of memory (two at 8 columns, in
-// pieces of 32), k and q of a row are 16 bytes a lane. Sums over the rows of M are three or four exchanges between lanes. Groups of a block never meet: no barrier,
-// no block memory. Block: two groups (one wave of 64 where waves are that wide), so that one lane at 32 heads of 128 is 128
-// blocks, some for each multiprocessor; registers allow 7 blocks of them at 128 (14 warps).
+// pieces of 32), k and q of a row are 16 bytes a lane. Sums over the rows of M are three or four exchanges between lanes. Groups
+// of a block never meet: no barrier, no block memory. Block: two groups (one wave of 64 where waves are that wide), so that one
+// lane at 32 heads of 128 is 128 blocks, some for each multiprocessor; registers allow 7 blocks of them at 128 (14 warps).
 //
 // Roofline: memory. At one row M is read once and written once and nothing else counts: 2 x 64 KiB a head of 128 x 128, all
 // useful, against 2 KB of rows. All loads of a group are issued before the first sum: 8 KiB in flight a group, 2 MiB at 32
@@ -93,7 +93,8 @@ DEVICE float delta_convolve(const DeltaConv &c, const float *window, int channel
             sum = fma_(weight.v[3 - back], delta_tap(c, window, channels, at, back, channel), sum);
     } else {
         for (int back = c.kernel - 1; back >= 0; back--)
-            sum = fma_(c.conv[(i64)channel * c.kernel + c.kernel - 1 - back], delta_tap(c, window, channels, at, back, channel), sum);
+            sum = fma_(c.conv[(i64)channel * c.kernel + c.kernel - 1 - back],
+                       delta_tap(c, window, channels, at, back, channel), sum);
     }
     return silu(sum);
 }

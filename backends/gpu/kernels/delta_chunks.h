@@ -15,7 +15,7 @@
 // a chunked form saves none. What it saves is the chain. Row by row, a warp has one row's 330 instructions between two sums over
 // its lanes that wait on each other, and one prompt has no more than one or two warps for each scheduler: some 600 cycles a row,
 // most of them waiting. Here 64 rows are five products of matrices that wait on each other, each with 8 sums a thread that do not,
-// and operands from block memory used four times (12 loads of block memory for 64 multiply-adds). Chunks of a prompt are prepared
+// and operands from block memory used two and four times (16 loads for 64 multiply-adds). Chunks of a prompt are prepared
 // side by side, which fills a card whatever the number of lanes; and rows of q and k are read once for each 32 columns in pieces
 // of 16 bytes instead of once for each 16 in single rows. Matrix cores are not used: their halves have 11 bits, and S is a sum
 // over a whole prompt. Two halves for a number would cost three products, and on the cards that this is for be no faster.
@@ -31,8 +31,9 @@
 //
 // delta_chunks. Block: 8 threads a column, 32 columns (16 where key_dim is 256, so that S fits); grid (ceil(value_dim / columns),
 // value_heads, lanes). S stays in block memory from the first chunk to the last; 43 KB with the tiles, two blocks to a
-// multiprocessor. Each thread has 4 rows x 2 columns of K S, Q S, D and O. Roofline: the FMA units, 4.2 million for 64 rows of a
-// head; 97 KB come in for them (of the second cache, but for the first of the blocks that share a head), 43 a byte.
+// multiprocessor. Each thread has 4 rows x 2 columns of K S, Q S, D and O. Roofline: the FMA units, closely followed by the second
+// cache. 32 columns of 128 x 128 take one million multiply-adds for 64 rows, and 144 KB for them (q, k twice, T, B, v; the blocks
+// of a head share all but v), 7 a byte: at 17 tera a second that would be 2.4 TB/s. So half of the peak is what to hope for.
 #pragma once
 
 #include "delta.h"
@@ -66,7 +67,8 @@ constexpr int SQUARE = CHUNK + 1;   // row of a square matrix in block memory
 
 // (I + A)^-1 from A, strictly below the diagonal, both [64][65]; `half` is scratch of 1024.
 DEVICE void invert_unit_lower(const float *a, float *t, float *half) {
-    for (int e = thread(); e < CHUNK * CHUNK; e += threads()) t[e / CHUNK * SQUARE + e % CHUNK] = e / CHUNK == e % CHUNK ? 1.0f : 0.0f;
+    for (int e = thread(); e < CHUNK * CHUNK; e += threads())
+        t[e / CHUNK * SQUARE + e % CHUNK] = e / CHUNK == e % CHUNK ? 1.0f : 0.0f;
     for (int s = 1; s < CHUNK; s *= 2) {
         block_barrier();
         for (int e = thread(); e < CHUNK / 2 * s; e += threads()) {
@@ -184,7 +186,8 @@ template <int KEYS, int COLS> DEVICE void load_matrix(const DeltaShape &d, float
 template <int KEYS, int COLS> DEVICE void store_matrix(const DeltaShape &d, const float *s, float *matrix, int column) {
     for (int e = thread(); e < KEYS * COLS / 4; e += threads()) {
         const int key = e / (COLS / 4), c = 4 * (e % (COLS / 4)), block = (column + c) / 16;
-        if (key < d.key_dim && 16 * block < d.value_dim) store4(matrix + ((i64)block * d.key_dim + key) * 16 + c % 16, load4(s + key * COLS + c));
+        if (key < d.key_dim && 16 * block < d.value_dim)
+            store4(matrix + ((i64)block * d.key_dim + key) * 16 + c % 16, load4(s + key * COLS + c));
     }
 }
 
@@ -234,7 +237,8 @@ DEVICE void delta_chunks_block(const DeltaShape &d, const float *convolved, int 
     for (int chunk = run.chunk; done < run.rows; chunk++) {
         const int position = run.position + done, left = run.rows - done, whole = CHUNK - position % CHUNK;
         const int count = left < whole ? left : whole;
-        const float *rows = row_at(convolved, run.first + done, stride), *ready = prepared + (i64)PREPARED * (d.value_heads * chunk + head);
+        const float *rows = row_at(convolved, run.first + done, stride);
+        const float *ready = prepared + (i64)PREPARED * (d.value_heads * chunk + head);
         block_barrier();
         for (int e = thread(); e < 2 * CHUNK; e += threads()) decays[e] = ready[PREPARED_DECAY + e];
         Part by_k = {}, read = {};
@@ -262,7 +266,8 @@ DEVICE void delta_chunks_block(const DeltaShape &d, const float *convolved, int 
         UNROLL for (int r = 0; r < 4; r++)
             UNROLL for (int c = 0; c < 2; c++) {
                 const int i = i0 + 16 * r, at = first_column + column + c;
-                if (i < count && at < d.value_dim) row_at(out, run.first + done + i, out_stride)[head * d.value_dim + at] = read.v[r][c];
+                if (i < count && at < d.value_dim)
+                    row_at(out, run.first + done + i, out_stride)[head * d.value_dim + at] = read.v[r][c];
             }
         next_matrix<KEYS, COLS>(s, change, decays, tiles, rows + q_at + delta_keys_at(d), stride, count, key_pad, column);
         done += count;
