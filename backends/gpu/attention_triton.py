@@ -19,8 +19,9 @@ open on their way into block memory, nor latent attention.
 
 **Versions.** triton >= 3.6, < 3.9; the tests are with the newest. Every arch of `backends.gpu.arch.SAMPLE` compiles
 with 3.8, without spills where there are matrix cores. With 3.6 prefill does not compile for gfx906, and spills seven
-registers on gfx1103 and gfx1151, so the own kernel stays there. Matrix cores are found for sm_80 and later, gfx942, gfx11
-and gfx12; not for sm_75, whose matrix instructions Triton has given up, nor for gfx906 and gfx1030, which have none.
+registers on gfx1103 and gfx1151, so the own kernel stays there. Matrix cores are found for sm_80 and later, gfx942,
+gfx11 and gfx12; not for sm_75, whose matrix instructions Triton has given up, nor for gfx906 and gfx1030, which have
+none.
 
 **How.** Compiling happens in a process of its own (`backends.gpu.triton_compile`): LLVM ends a process when it meets
 what it cannot do, and a compiler's memory has no place in a worker. The result is a cubin or a code object like those
