@@ -6,8 +6,8 @@
     experts_many_<q>_r32, _r128    each choice's line through its expert's matrix
     sum_rows                       the sum of ranks' parts, in their order
 
-An expert op of backends/ops.py is: group_rows; halve_rows of src; experts_many for gate and for up (`shared`: all choices
-of a row read its one line); the gated activation over all choices; halve_rows of that; experts_many for down;
+An expert op of backends/ops.py is: group_rows; halve_rows of src; experts_many for gate and for up (`shared`: all
+choices of a row read its one line); the gated activation over all choices; halve_rows of that; experts_many for down;
 experts_combine. All memory is float32 but what is said to be other; addresses are multiples of 16.
 """
 
