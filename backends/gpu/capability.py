@@ -123,8 +123,9 @@ def _rests_on(op: str, kind: str) -> dict[str, list[Symbol]]:
     return found
 
 
-_PLAIN = ("AddGated", "Softcap", "SelectRows", "DeltaNet", "JoinHidden", "Zero", "SumRows", "GatherRows")
-_PLAIN += ("SendRows", "ReceiveRows", "MergeAttention")
+_PLAIN = frozenset(
+    ("AddGated", "Softcap", "SelectRows", "DeltaNet", "JoinHidden", "Zero", "SumRows", "GatherRows", "SendRows")
+) | {"ReceiveRows", "MergeAttention"}
 """Ops on rows of activations: F32, whatever the weights are."""
 
 
