@@ -62,12 +62,15 @@ template <int Q> DEVICE void load_floats(float (&x)[Q], const float *at) {
     }
 }
 
-// sums[q][slot] += over this lane's dims of one page.
+// sums[q][slot] += over this lane's dims of one page. Loads of one run of vectors at a time: those of two do not fit registers.
 template <class Kv, int DIMS, int Q> DEVICE void add_dims(const Few<Kv, DIMS, Q> &f, const u8 *page, float (&sums)[Q][Kv::SIZE]) {
     typedef Few<Kv, DIMS, Q> F;
     constexpr int VECTORS = (DIMS + F::LANES - 1) / F::LANES, MOST = Kv::BYTES == 1 ? 4 : 8, AT_ONCE = VECTORS < MOST ? VECTORS : MOST;
     const int lane = thread() % FEW_TEAM, chunk = lane % F::CHUNKS, mine = lane / F::CHUNKS;
     Keys<Kv> k[AT_ONCE];
+#if !defined(EMULATED)
+    _Pragma("unroll 1")
+#endif
     for (int base = 0; base < VECTORS; base += AT_ONCE) {
         UNROLL for (int i = 0; i < AT_ONCE; i++) {
             const int dim = (base + i) * F::LANES + mine;
