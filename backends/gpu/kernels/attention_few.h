@@ -116,7 +116,10 @@ template <class Kv, int DIMS, int Q> DEVICE void score_step(const Few<Kv, DIMS, 
     constexpr int LAST = PAGE / Kv::SIZE;
     const int two = thread() / FEW_TEAM * 2;
     float kept[Q];
-    UNROLL for (int p = 0; p < 2; p++) {
+#if !defined(EMULATED)
+    _Pragma("unroll 1")   // one page's sums and loads at a time
+#endif
+    for (int p = 0; p < 2; p++) {
         float sums[Q][Kv::SIZE];
         UNROLL for (int q = 0; q < Q; q++) {
             UNROLL for (int s = 0; s < Kv::SIZE; s++) sums[q][s] = 0.0f;
