@@ -29,7 +29,7 @@ TABLE = ROOT / "docs" / "kernels.csv"
 ENTRIES = Path(__file__).parent / "gate"
 SEED = int(os.environ.get("HOMESERVE_TEST_SEED") or "0", 16)
 ALL = os.environ.get("HOMESERVE_TEST_TIER") == "slow"
-PART = 4
+PART = 8
 """Of an arch that comes in turn, one in so many programs is compiled."""
 
 ALWAYS = [names[0] for names in SAMPLE.values()]
