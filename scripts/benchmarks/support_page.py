@@ -39,7 +39,8 @@ named.
 **reference** is the oracle, **cpu** what `homeserve up` runs on. **cuda** and **rocm** are kernels that are compiled
 and emulated ([GPU.md](GPU.md)): a *yes* means that every kernel of the entry compiles for the arch without a spilled
 register and equals the oracle under emulation. **None of them has run on a card**, and `homeserve up` does not use a
-card yet. An arch that has no column is *unknown*: code for it is compiled on the machine that has the card.
+card yet. An arch that has no column is *unknown*: code for it is compiled on the
+machine that has the card.
 """
 
 
