@@ -62,10 +62,17 @@ template <int Q> DEVICE void load_floats(float (&x)[Q], const float *at) {
     }
 }
 
+// Vectors of keys that are under way at a time: gfx10 has 256 registers and no more, and with eight of them it spills.
+#if defined(__GFX10__)
+constexpr int KEYS_AT_ONCE = 4;
+#else
+constexpr int KEYS_AT_ONCE = 8;
+#endif
+
 // sums[q][slot] += over this lane's dims of one page. Loads of one run of vectors at a time: those of two do not fit registers.
 template <class Kv, int DIMS, int Q> DEVICE void add_dims(const Few<Kv, DIMS, Q> &f, const u8 *page, float (&sums)[Q][Kv::SIZE]) {
     typedef Few<Kv, DIMS, Q> F;
-    constexpr int VECTORS = (DIMS + F::LANES - 1) / F::LANES, MOST = Kv::BYTES == 1 ? 4 : 8, AT_ONCE = VECTORS < MOST ? VECTORS : MOST;
+    constexpr int VECTORS = (DIMS + F::LANES - 1) / F::LANES, MOST = Kv::BYTES == 1 ? 4 : KEYS_AT_ONCE, AT_ONCE = VECTORS < MOST ? VECTORS : MOST;
     const int lane = thread() % FEW_TEAM, chunk = lane % F::CHUNKS, mine = lane / F::CHUNKS;
     Keys<Kv> k[AT_ONCE];
 #if !defined(EMULATED)
