@@ -139,7 +139,14 @@ def many_case(rng: np.random.Generator, warp: int, asked: Asked, *, parts: bool 
     split = ops.parts(asked.part_pages, filled.shape) if parts else None
     memory = filled.memory(cut, ops.part_floats(filled.shape, tiles, split) if split else (0, 0))
     launches = ops.many(filled.shape, memory, tiles, split)
-    return Case(launches, tuple(filled.arrays), lambda: filled.check(4e-3))
+    return Case(launches, tuple(filled.arrays), lambda: filled.check(halves_tolerance(filled.shape)))
+
+
+def halves_tolerance(shape: ops.Shape) -> float:
+    """Of products of halves. A query's parts are rounded by up to 2^-11 of themselves, so a score of `dims` products of
+    normal numbers is off by some scale * sqrt(dims) * 2^-12, and a weight by as much of itself: with the usual scale,
+    1 / sqrt(dims), 2.4e-4, no more than the rounding of the weights themselves. A larger scale makes it larger."""
+    return 4e-3 * max(1.0, shape.scale * shape.dims**0.5 / 4)
 
 
 def _many(rng: np.random.Generator, warp: int, kv: str, dims: int) -> Case:
