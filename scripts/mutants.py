@@ -25,7 +25,9 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 TREES = ("homeserve", "backends", "budget", "cuda_kernels", "hip_kernels", "scripts", "tests")
 FILES = ("pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE")
-NATIVE = (".cpp", ".cc", ".c", ".h", ".hpp", "CMakeLists.txt")
+COMPILED = (".cpp", ".cc", ".c", ".h", ".hpp", ".cu", ".hip", "CMakeLists.txt")
+NATIVE = ("backends/cpu/native/", "CMakeLists.txt")
+"""What the CPU's libraries are built from. Device code and its emulation are compiled by their tests."""
 QUICK_S = 120
 """Of a sample: the longest that a mutant's test may take; and nothing is compiled for it, which takes minutes."""
 
@@ -60,14 +62,23 @@ def choose(names: list[str], sample: int | None, seed: int, word: str = "") -> l
         return [mutant for mutant in mutants if mutant["patch"] in names or Path(mutant["patch"]).stem in names]
     if sample is None:
         return list(mutants)
-    quick = [mutant for mutant in mutants if float(str(mutant["timeout_s"])) <= QUICK_S and not needs_compiler(mutant)]
+    quick = [mutant for mutant in mutants if float(str(mutant["timeout_s"])) <= QUICK_S and not compiles(mutant)]
     return random.Random(seed).sample(quick, min(sample, len(quick)))
 
 
-def needs_compiler(mutant: dict[str, object]) -> bool:
+def compiles(mutant: dict[str, object]) -> bool:
+    """Whether anything has to be compiled before its test can run, or by it."""
+    return any(name.endswith(COMPILED) for name in touched(mutant))
+
+
+def needs_build(mutant: dict[str, object]) -> bool:
+    """Whether the CPU's libraries have to be built again."""
+    return any(name.startswith(NATIVE) for name in touched(mutant))
+
+
+def touched(mutant: dict[str, object]) -> list[str]:
     patch = ROOT / "tests" / "mutants" / str(mutant["patch"])
-    touched = [line[6:] for line in patch.read_text().splitlines() if line.startswith("+++ b/")]
-    return any(name.endswith(NATIVE) for name in touched)
+    return [line[6:] for line in patch.read_text().splitlines() if line.startswith("+++ b/")]
 
 
 def try_mutant(mutant: dict[str, object]) -> tuple[str, str]:
@@ -80,7 +91,7 @@ def try_mutant(mutant: dict[str, object]) -> tuple[str, str]:
         done = run(["git", "apply", "--unsafe-paths", "--whitespace=nowarn", str(patch)], copy, 60)
         if done is None or done[0] != 0:
             return "broken", f"the patch does not apply:\n{done[1] if done else 'git hung'}"
-        if needs_compiler(mutant):
+        if needs_build(mutant):
             built = build(copy)
             if built is None or built[0] != 0:
                 return "broken", f"the mutant does not compile:\n{built[1] if built else 'the build hung'}"
