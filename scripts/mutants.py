@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
-TREES = ("homeserve", "backends", "budget", "cuda_kernels", "hip_kernels", "scripts", "tests")
+TREES = ("homeserve", "backends", "budget", "cuda_kernels", "hip_kernels", "scripts", "tests", "docs")
 FILES = ("pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE")
 COMPILED = (".cpp", ".cc", ".c", ".h", ".hpp", ".cu", ".hip", "CMakeLists.txt")
 NATIVE = ("backends/cpu/native/", "CMakeLists.txt")
