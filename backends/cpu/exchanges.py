@@ -10,7 +10,7 @@ the matrices. The native walk fills in epoch, plan and rows, and makes the excha
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from ctypes import c_int32
 
 from backends.base import (
@@ -30,22 +30,6 @@ from backends.cpu.collective import CpuCollective
 Exchange = SumRows | GatherRows | MergeAttention | SendRows | ReceiveRows
 Place = Callable[[Buffer], tuple[int, int]]
 """Address of a buffer, and floats from row to row."""
-
-
-def buffers_of(op: Op, rank: int | None) -> Iterator[Buffer]:
-    """Every buffer of an exchange that this rank uses; of another op none."""
-    match op:
-        case SumRows(buffer=buffer):
-            yield buffer
-        case GatherRows(parts=parts, target=target):
-            yield from (part.src for part in parts)
-            yield from (part.out for part in parts if target in (None, rank))
-        case MergeAttention(src=src, out=out, gate=gate):
-            yield from (src, out)
-            if gate is not None:
-                yield gate
-        case SendRows(buffers=buffers) | ReceiveRows(buffers=buffers):
-            yield from buffers
 
 
 def check(ops: Sequence[Op], collective: CpuCollective | None) -> None:

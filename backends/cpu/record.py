@@ -4,7 +4,7 @@
 
 What is decided here, once, so that the native walk decides nothing:
 - *Buffers.* Equal names share memory; a row is padded to 16 floats, and padding stays zero.
-- *Sections.* What a plan runs, and behind the mark `DraftStep` one step of drafting (`backends.cpu.sections`).
+- *Sections.* What a plan runs, and behind the mark `DraftStep` one step of drafting (`backends.sections`).
 - *Scope.* After `SelectRows` an op works on the rows whose logits are wanted.
 - *Quantisation.* A `Linear` with packed weights needs its input as int16. The op before it quantises its own output
   while it is in cache, where it can (`Norm`, `GatedActivation`, `Attention`); otherwise a step of its own does.
@@ -54,9 +54,9 @@ from backends.cpu.capability import PACKED_TYPES
 from backends.cpu.collective import CpuCollective
 from backends.cpu.held import HeldStore, held_limit
 from backends.cpu.memory import Arena
-from backends.cpu.sections import buffers_of, rows_of, scopes_of, sections_of
 from backends.cpu.stored import Elsewhere, StoredWeights
 from backends.cpu.widths import FLOAT_BYTES, padded
+from backends.sections import buffers_of, rows_of, scopes_of, sections_of
 
 DOUBLE_BYTES = 8
 INT_BYTES = 4

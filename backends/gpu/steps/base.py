@@ -6,10 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from backends.base import Buffer, KvPool, Limits, StatePool, TensorView, Weight
+from backends.base import Buffer, KvPool, Limits, Rope, StatePool, TensorView, Weight
 from backends.gpu.device import CardFacts
-from backends.gpu.ops.buffers import Rows
+from backends.gpu.ops.buffers import Planes, Rows
+from backends.gpu.ops.quants import quantised_bytes
 from backends.quant import QuantType
+
+QUANTISED = ("quantised hi", "quantised lo", "quantised scale", "quantised sum")
+"""Scratch of the planes that one op writes and the next one reads, in the order of `ops.buffers.Planes`."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,11 @@ class Stored:
 class BatchShape:
     """What of a batch its launches depend on; equal shapes have equal launches.
 
-    rows          rows of ops before SelectRows, `logit_rows` behind it (of a step of drafting both are its rows)
+    rows          rows of the op at hand: behind SelectRows an op is told those whose logits are wanted
+    logit_rows    rows whose logits are wanted (of a step of drafting all of them)
     lanes         rows of the tables
-    few, many     runs of rows for the two forms of attention: tiles of at most `few_rows` rows of one lane each, and of
-                  at most `many_rows`; the longest run decides the launch
+    few, many     (tiles, rows of the longest) for the forms of attention: lanes with few rows, a tile each, and tiles of
+                  lanes with many
     runs          (chunks, rows of the longest lane that goes row by row): of lanes with states (ops.delta.LaneRuns)
     held          whether any lane's states are held
     """
@@ -82,7 +87,11 @@ class Places(Protocol):
 
     def batch(self, name: str) -> int:
         """int32 arrays that each run fills in: tokens, positions, lanes, logit_rows, chain, few, many (tiles),
-        runs, chunks (`LaneRuns`)."""
+        runs, chunks (`LaneRuns`); `accepts` of `delta.accepts_of`, that each accept does."""
+        ...
+
+    def turns(self, rope: Rope) -> int:
+        """Of `ops.attention.rope_turns`."""
         ...
 
     def slots(self, layer: int) -> int:
@@ -102,6 +111,16 @@ class Places(Protocol):
         ...
 
     def kept(self, layer: int) -> tuple[int, int]:
-        """Where rows of held lanes are kept: (results of the convolution, or columns of JoinHidden; rows of `mixed`); 0
-        where nothing is ever held."""
+        """Where rows of held lanes are kept: (results of the convolution, or columns of JoinHidden; rows of `mixed`), a
+        row as long as `steps.recurrent.kept` says; 0 where nothing is ever held."""
         ...
+
+
+def quantised_scratch(rows: int, width: int) -> dict[str, int]:
+    """Bytes of the planes for so many rows."""
+    return dict(zip(QUANTISED, quantised_bytes(rows, width), strict=True))
+
+
+def quantised(places: Places) -> Planes:
+    """Where they are."""
+    return Planes(*(places.scratch(name) for name in QUANTISED))

@@ -20,18 +20,22 @@ from backends.base import (
     EmbedRows,
     Experts,
     GatedActivation,
+    GatherRows,
     JoinHidden,
     Limits,
     Linear,
+    MergeAttention,
     Norm,
     Op,
+    ReceiveRows,
     RopeStore,
     Scale,
     SelectRows,
+    SendRows,
     Softcap,
+    SumRows,
     Zero,
 )
-from backends.cpu import exchanges
 
 ALL_ROWS = (EmbedRows, RopeStore, Attention, DeltaNet, JoinHidden)
 """Ops that know the rows of a batch by its positions, lanes or tokens."""
@@ -82,7 +86,7 @@ def rows_of(ops: Sequence[Op], limits: Limits) -> tuple[tuple[int, int], ...]:
 
 
 def buffers_of(op: Op, scope: int, rank: int | None) -> Iterator[tuple[Buffer, int]]:
-    """Every buffer of an op with the scope of its rows."""
+    """Every buffer of an op that rank `rank` uses, with the scope of its rows."""
     match op:
         case EmbedRows(out=out):
             yield out, scope
@@ -113,4 +117,20 @@ def buffers_of(op: Op, scope: int, rank: int | None) -> Iterator[tuple[Buffer, i
         case Zero(out=out):
             yield out, scope
         case _:
-            yield from ((buffer, scope) for buffer in exchanges.buffers_of(op, rank))
+            yield from ((buffer, scope) for buffer in exchanged_buffers(op, rank))
+
+
+def exchanged_buffers(op: Op, rank: int | None) -> Iterator[Buffer]:
+    """Every buffer of an exchange that rank `rank` uses; of another op none."""
+    match op:
+        case SumRows(buffer=buffer):
+            yield buffer
+        case GatherRows(parts=parts, target=target):
+            yield from (part.src for part in parts)
+            yield from (part.out for part in parts if target in (None, rank))
+        case MergeAttention(src=src, out=out, gate=gate):
+            yield from (src, out)
+            if gate is not None:
+                yield gate
+        case SendRows(buffers=buffers) | ReceiveRows(buffers=buffers):
+            yield from buffers
