@@ -10,8 +10,8 @@ memory (`Places.batch`), so that the launches of equal shapes are equal, and can
 and reads that (Norm, GatedActivation, DeltaNet); of a Linear, where its source lies so already. None: nowhere.
 
 Scratch belongs to the op while its launches run, so ops may share names; the quantised planes alone outlive the op that
-writes them. Ops that keep rows of held lanes (steps/recurrent.py) have three functions more:
+writes them. Ops that keep rows of held lanes (steps/recurrent.py) have two functions more:
 
     kept(op)                             floats that are kept of a held row: (first array, second array) of Places.kept
-    accepts(op, places, count)           launches for `count` held lanes of which some rows count (Places.batch("accepts"))
+    accepts(op, places, count)           launches for `count` held lanes (Places.batch("accepts"))
 """

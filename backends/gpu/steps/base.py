@@ -45,8 +45,8 @@ class BatchShape:
     rows          rows of the op at hand: behind SelectRows an op is told those whose logits are wanted
     logit_rows    rows whose logits are wanted (of a step of drafting all of them)
     lanes         rows of the tables
-    few, many     (tiles, rows of the longest) for the forms of attention: lanes with few rows, a tile each, and tiles of
-                  lanes with many
+    few, many     (tiles, rows of the longest) for the forms of attention: lanes with few rows, a tile each, and
+                  tiles of lanes with many
     runs          (chunks, rows of the longest lane that goes row by row): of lanes with states (ops.delta.LaneRuns)
     held          whether any lane's states are held
     """
