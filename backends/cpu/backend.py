@@ -51,7 +51,7 @@ from backends.base import (
 )
 from backends.cpu import abi, capability, cores, delta, exchanges, levels
 from backends.cpu.collective import CpuCollective
-from backends.cpu.held import LINE, HeldLanes
+from backends.cpu.held import LINE, kept_record
 from backends.cpu.layouts import CpuLayouts
 from backends.cpu.load import load_weights
 from backends.cpu.memory import Mapping as MemoryMapping
@@ -60,6 +60,7 @@ from backends.cpu.pools import CpuPools, all_of, checked_parts
 from backends.cpu.record import Plan, Recorded, Recorder, check_kv
 from backends.cpu.shared import SharedWeights, pack_together
 from backends.cpu.widths import padded
+from backends.held import HeldLanes
 from backends.needs import refuse_missing
 
 Ints = npt.NDArray[np.int32]
@@ -325,7 +326,8 @@ class CpuProgram:
         if not lanes or not self._states.parts:
             return
         record = self._sections[0].record
-        code = self._library.hs_accept(self._backend.team, byref(record), (abi.Kept * len(lanes))(*lanes), len(lanes))
+        records = (abi.Kept * len(lanes))(*map(kept_record, lanes))
+        code = self._library.hs_accept(self._backend.team, byref(record), records, len(lanes))
         if code != abi.OK:
             raise ValueError(abi.ERRORS[code])
 

@@ -1,10 +1,6 @@
-"""Recurrent layers on the CPU: where states lie, and the records of `DeltaNet` and `JoinHidden`.
+"""Recurrent layers on the CPU: what a program has of the states, and the records of `DeltaNet` and `JoinHidden`.
 
-A state slot holds all recurrent layers, one after the other, so that a sequence's state is copied in one piece:
-
-    layer   [kernel - 1][channels] floats, padded to 16, then [heads][blocks of 16 columns][key_dim][16] floats
-
-A layer without heads is the first part alone: one row of `channels`, for `JoinHidden`.
+How a slot is laid out: `backends.states`.
 
 Where ranks hold states together a slot has all layers of the model at full width, and a program a part of each of some
 layers (`Held`): it reads, writes and copies that alone, so ranks never wait for one another.
@@ -19,29 +15,10 @@ from dataclasses import dataclass
 from backends.base import DeltaNet, JoinHidden, Op, StateLayer, StatePart, StatePool, Weight
 from backends.cpu import abi
 from backends.cpu.widths import FLOAT_BYTES, padded
-
-
-def channels_of(op: DeltaNet) -> int:
-    return 2 * op.key_heads * op.key_dim + op.value_heads * op.value_dim
-
-
-def window_floats(layer: StateLayer) -> int:
-    """The convolution's part of a layer's state; its matrices begin behind it."""
-    return padded((layer.kernel - 1) * layer.channels)
-
-
-def layer_floats(layer: StateLayer) -> int:
-    return window_floats(layer) + layer.heads * layer.key_dim * padded(layer.value_dim)
-
-
-def slot_bytes(states: StatePool) -> int:
-    """Bytes of one sequence's states."""
-    return FLOAT_BYTES * sum(layer_floats(layer) for layer in states.layers)
-
-
-def key_heads_of(layer: StateLayer) -> int:
-    """Of a layer that has heads."""
-    return (layer.channels - layer.heads * layer.value_dim) // (2 * layer.key_dim)
+from backends.states import channels_of as channels_of
+from backends.states import check as check
+from backends.states import key_heads_of, layer_at, layer_floats, window_floats
+from backends.states import slot_bytes as slot_bytes
 
 
 @dataclass(frozen=True)
@@ -57,56 +34,6 @@ def convolved_floats(op: DeltaNet) -> int:
     """Scratch for one row: q, k and v of each head padded to 16, two gates for each value head."""
     keys, values = 2 * op.key_heads * padded(op.key_dim), op.value_heads * padded(op.value_dim)
     return keys + values + padded(2 * op.value_heads)
-
-
-def check(ops: Sequence[Op], states: StatePool) -> None:
-    """Raise ValueError where op and pool do not fit each other, or an op's shapes do not."""
-    for op in ops:
-        if isinstance(op, JoinHidden):
-            _check_join(op, states)
-        if not isinstance(op, DeltaNet):
-            continue
-        if states.slots < 1 or not 0 <= op.layer < len(states.layers):
-            raise ValueError(f"DeltaNet uses state layer {op.layer} of {len(states.layers)}, {states.slots} slots")
-        wanted = StateLayer(channels_of(op), op.kernel, op.value_heads, op.key_dim, op.value_dim)
-        if states.layers[op.layer] != wanted:
-            raise ValueError(f"state layer {op.layer} is {states.layers[op.layer]}, DeltaNet wants {wanted}")
-        values = op.value_heads * op.value_dim
-        shapes = {
-            op.mixed.name: (op.mixed.width, channels_of(op)),
-            op.z.name: (op.z.width, values),
-            op.out.name: (op.out.width, values),
-            op.beta.name: (op.beta.width, op.value_heads),
-            op.alpha.name: (op.alpha.width, op.value_heads),
-            op.conv.name: ((op.conv.rows, op.conv.cols), (channels_of(op), op.kernel)),
-            op.dt_bias.name: ((op.dt_bias.rows, op.dt_bias.cols), (1, op.value_heads)),
-            op.a.name: ((op.a.rows, op.a.cols), (1, op.value_heads)),
-            op.norm.name: ((op.norm.rows, op.norm.cols), (1, op.value_dim)),
-        }
-        for name, (found, want) in shapes.items():
-            if found != want:
-                raise ValueError(f"{name} is {found}, DeltaNet wants {want}")
-        if op.out.name in (op.mixed.name, op.z.name):
-            raise ValueError(f"DeltaNet cannot write its own input {op.out.name}")
-        if op.value_heads % op.key_heads:
-            raise ValueError(f"{op.value_heads} value heads are no multiple of {op.key_heads} key heads")
-
-
-def _check_join(op: JoinHidden, states: StatePool) -> None:
-    if states.slots < 1 or not 0 <= op.layer < len(states.layers):
-        raise ValueError(f"JoinHidden uses state layer {op.layer} of {len(states.layers)}, {states.slots} slots")
-    width = op.end - op.first
-    wanted = StateLayer(width, 2, 0, 0, 0)
-    if states.layers[op.layer] != wanted:
-        raise ValueError(f"state layer {op.layer} is {states.layers[op.layer]}, JoinHidden wants {wanted}")
-    least = min(op.left.width, op.right.width)
-    if not 0 <= op.first <= op.end <= least or op.out.width != 2 * width:
-        raise ValueError(
-            f"JoinHidden of columns {op.first} to {op.end}: {op.left.name} and {op.right.name} have {least},"
-            f" {op.out.name} {op.out.width}"
-        )
-    if op.out.name in (op.left.name, op.right.name):
-        raise ValueError(f"JoinHidden cannot write its own input {op.out.name}")
 
 
 def check_part(part: StatePart, own: StateLayer, pool: StatePool) -> None:
@@ -175,11 +102,6 @@ def record_join(op: JoinHidden, held: Held, kept: Mapping[str, int]) -> abi.Join
         slot_floats=slot_bytes(held.pool) // FLOAT_BYTES,
         **kept,
     )
-
-
-def layer_at(states: StatePool, layer: int) -> int:
-    """Floats of a slot before a layer."""
-    return sum(layer_floats(before) for before in states.layers[:layer])
 
 
 def runs_of(ops: Sequence[Op], held: Held) -> list[tuple[int, int]]:

@@ -1,7 +1,7 @@
 """Pools on the CPU: KV rows and states of some layers, apart from the programs that use them.
 
     kv      layer after layer: K of all its rows, then V
-    state   slot after slot (`backends.cpu.delta`)
+    state   slot after slot (`backends.states`)
 
 A pool is this rank's own, or one for all ranks of the box. Then it has all layers of the model at full width, and each
 rank addresses what it runs (`PoolParts`), in either layout at the same places:

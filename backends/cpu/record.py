@@ -52,10 +52,11 @@ from backends.base import (
 from backends.cpu import abi, delta, exchanges, experts
 from backends.cpu.capability import PACKED_TYPES
 from backends.cpu.collective import CpuCollective
-from backends.cpu.held import HeldStore, held_limit
+from backends.cpu.held import HeldStore
 from backends.cpu.memory import Arena
 from backends.cpu.stored import Elsewhere, StoredWeights
 from backends.cpu.widths import FLOAT_BYTES, padded
+from backends.held import held_limit
 from backends.sections import buffers_of, rows_of, scopes_of, sections_of
 
 DOUBLE_BYTES = 8

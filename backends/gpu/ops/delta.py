@@ -5,7 +5,7 @@
     join_hidden join_chained        JoinHidden
     copy_states                     pairs of slots in order
 
-How a state lies in memory: backends/cpu/delta.py; how the work is divided: the headers of these names.
+How a state lies in memory: backends/states.py; how the work is divided: the headers of these names.
 """
 
 from __future__ import annotations
