@@ -1,8 +1,9 @@
 """THE SEAM between programs and a card: memory by address, launches, one stream.
 
-What a program does with a card is little: it gets memory, moves bytes, launches kernels, and waits. `Device` is that, and
-nothing of a vendor is in it. `backends.gpu.card.Card` is the real one, over a driver; tests have one whose memory is the
-host's and whose kernels are emulated, so that a program is tested without any driver, and a driver without any program.
+What a program does with a card is little: it gets memory, moves bytes, launches kernels, and waits. `Device` is that,
+and nothing of a vendor is in it. `backends.gpu.card.Card` is the real one, over a driver; tests have one whose memory
+is the host's and whose kernels are emulated, so that a program is tested without any driver, and a driver without any
+program.
 
     Program ─▶ Device ─▶ Card ─▶ Driver ─▶ libcuda, libamdhip64            (or the fakes of tests/fakes)
                     └──▶ tests/kernel/emulated_device.py
@@ -19,13 +20,16 @@ Rules
 Errors (backends.gpu.errors): `OutOfDeviceMemory`, a MemoryError with the arithmetic, leaves the device usable.
 `DeviceLost` does not: every later call raises it again, and the process must end. Other errors of the driver are
 `DriverError`.
+
+What a device may do besides, for transports between ranks (backends.gpu.transport), are protocols of their own:
+`PeerDevice` and `StreamDevice`. Who needs one asks with `isinstance`, and does without where it is not there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -175,4 +179,48 @@ class Device(Protocol):
 
     def close(self) -> None:
         """What was had from it must be closed before."""
+        ...
+
+
+# ----------------------------------------------------------------------------------------- what a device may do besides
+
+
+@runtime_checkable
+class StreamDevice(Device, Protocol):
+    """A device whose stream libraries of the vendor can be given (NCCL, RCCL). Not every device has one."""
+
+    @property
+    def stream(self) -> int:
+        """The driver's handle of the one stream. Its context is current on the thread that calls the device."""
+        ...
+
+    def idle(self) -> bool:
+        """Whether all that was asked for is done; never waits. Raises DeviceLost, DriverError."""
+        ...
+
+
+@runtime_checkable
+class PeerDevice(Device, Protocol):
+    """A device that other processes' cards may write to, through handles of its memory (IPC). `copy` takes addresses of
+    opened memory as it does its own."""
+
+    def reaches(self, uuid: str) -> str:
+        """Why this card cannot reach the memory of the one with this UUID, in the driver's words; empty: the driver
+        says that it can, which is not evidence. A card that this process is not shown reads as a reason."""
+        ...
+
+    def export(self, memory: Memory) -> bytes:
+        """A handle for other processes, of memory that `allocate` gave, whole. It means something as long as the memory
+        is held. Raises DriverError."""
+        ...
+
+    def open(self, handle: bytes, nbytes: int) -> Memory:
+        """The memory of another process's handle, at an address of this card's; its close unmaps it and waits for the
+        stream first. `line` is empty: it is not this card's memory. Raises DriverError."""
+        ...
+
+    def try_copy(self, target: int, source: int, nbytes: int, timeout_s: float) -> bool:
+        """A copy on a stream of its own, which is not used for anything else; false where it was not done in time. Then
+        both places must be left alone for ever, and not be closed: giving memory back would wait for it. Behind all
+        that was asked for before. Raises DriverError."""
         ...

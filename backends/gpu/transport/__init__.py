@@ -1,0 +1,1 @@
+"""How rows on a card get to the other ranks."""
