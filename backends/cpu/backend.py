@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from backends import kv_shapes
 from backends.base import (
     NO_STATES,
     AddGated,
@@ -57,7 +58,7 @@ from backends.cpu.load import load_weights
 from backends.cpu.memory import Mapping as MemoryMapping
 from backends.cpu.memory import SharedMapping, doubles_at, floats_at
 from backends.cpu.pools import CpuPools, all_of, checked_parts
-from backends.cpu.record import Plan, Recorded, Recorder, check_kv
+from backends.cpu.record import Plan, Recorded, Recorder
 from backends.cpu.shared import SharedWeights, pack_together
 from backends.cpu.widths import padded
 from backends.held import HeldLanes
@@ -171,7 +172,7 @@ class CpuBackend:
         assert collective is None or isinstance(collective, CpuCollective), "CPU ranks exchange through shared memory"
         exchanges.check(ops, collective)
         plan = Plan(self.library, ops, weights, kv, limits, self.threads, states, collective, together)
-        check_kv(plan)
+        kv_shapes.check(ops, kv)
         delta.check(ops, states)
         return plan
 

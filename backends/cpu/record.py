@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 
 from backends.base import (
     NO_STATES,
-    PAGE_LEN,
     AddGated,
     Attention,
     Buffer,
@@ -57,6 +56,7 @@ from backends.cpu.memory import Arena
 from backends.cpu.stored import Elsewhere, StoredWeights
 from backends.cpu.widths import FLOAT_BYTES, padded
 from backends.held import held_limit
+from backends.kv_shapes import partial_groups, q_step
 from backends.sections import buffers_of, rows_of, scopes_of, sections_of
 
 DOUBLE_BYTES = 8
@@ -143,15 +143,9 @@ class Plan:
 
     def kv_groups(self) -> list[abi.KvGroup]:
         """What a batch is checked against in each KV group. Pages may be -1 where no attention reads them all."""
-        partial: dict[int, bool] = {}
-        for op in self.ops:
-            if isinstance(op, Attention):
-                group = self.kv.layers[op.layer].group
-                partial[group] = partial.get(group, True) and op.partial
-        sizes = zip(self.kv.group_slots, self.kv.group_windows, strict=True)
-        return [
-            abi.KvGroup(slots, window, int(partial.get(group, True))) for group, (slots, window) in enumerate(sizes)
-        ]
+        partial = partial_groups(self.ops, self.kv)
+        sizes = zip(self.kv.group_slots, self.kv.group_windows, partial, strict=True)
+        return [abi.KvGroup(slots, window, int(some)) for slots, window, some in sizes]
 
     def rows_of(self, section: range) -> int:
         """The most rows of a batch of a section."""
@@ -315,7 +309,7 @@ class Recorder:
             interleaved=int(rope is not None and rope.interleaved),
             kv_type=self._plan.kv.type.gguf_id,
             kv_group=self._plan.kv.layers[op.layer].group,
-            q_step=_q_step(op),
+            q_step=q_step(op),
             v_norm=int(op.v_norm),
             eps=op.norm_eps,
             weight=self._vector(op.q_norm) if op.q_norm is not None else None,
@@ -341,7 +335,7 @@ class Recorder:
             scale=op.scale,
             kv_type=self._plan.kv.type.gguf_id,
             kv_group=self._plan.kv.layers[op.layer].group,
-            q_step=_q_step(op),
+            q_step=q_step(op),
             gated=int(op.gated),
             partial=int(op.partial),
             softcap=op.softcap,
@@ -534,52 +528,3 @@ def _quantises(op: Op, out: Buffer) -> bool:
 
 def _is_packed(op: Linear, weights: StoredWeights) -> bool:
     return any(weights.by_name[part.weight.name].view.type in PACKED_TYPES for part in op.parts)
-
-
-def _q_step(op: RopeStore | Attention) -> int:
-    """Floats from one head of q to the next."""
-    return op.q_step or op.head_dim
-
-
-def check_kv(plan: Plan) -> None:
-    """Raise ValueError where the pool, or a buffer, does not fit the ops that use it."""
-    for slots in plan.kv.group_slots:
-        if slots % PAGE_LEN:
-            raise ValueError(f"{slots} slots are no whole number of pages of {PAGE_LEN}")
-    for op in plan.ops:
-        if not isinstance(op, RopeStore | Attention):
-            continue
-        if not 0 <= op.layer < len(plan.kv.layers):
-            raise ValueError(f"{type(op).__name__} uses layer {op.layer} of {len(plan.kv.layers)}")
-        shape = plan.kv.layers[op.layer]
-        if (shape.kv_heads, shape.head_dim) != (op.kv_heads, op.head_dim):
-            raise ValueError(
-                f"layer {op.layer} of the pool holds {shape.kv_heads} heads of {shape.head_dim}, "
-                f"{type(op).__name__} wants {op.kv_heads} of {op.head_dim}"
-            )
-        if not 0 <= shape.group < len(plan.kv.group_slots):
-            raise ValueError(f"layer {op.layer} lies in KV group {shape.group} of {len(plan.kv.group_slots)}")
-        window = plan.kv.group_windows[shape.group]
-        if isinstance(op, Attention) and window and not 0 < op.window <= window:
-            seen = f"the last {op.window}" if op.window else "all"
-            raise ValueError(f"attention of layer {op.layer} sees {seen} tokens, its KV group keeps {window}")
-        for what, found, wanted in _widths(op):
-            if found != wanted:
-                raise ValueError(f"{type(op).__name__} of layer {op.layer}: {what} is {found} wide, not {wanted}")
-
-
-def _widths(op: RopeStore | Attention) -> Iterator[tuple[str, int, int]]:
-    """(what, its width, the width it must have) for everything that the kernels walk by head."""
-    step, dims = _q_step(op), op.head_dim
-    yield "q", op.q.width, op.heads * step
-    least = 2 * dims if isinstance(op, Attention) and op.gated else dims
-    yield "a head of q", step, max(step, least)
-    if isinstance(op, Attention):
-        yield "out", op.out.width, op.heads * (dims + op.partial)
-        vectors = [("sinks", op.sinks, op.heads)]
-    else:
-        yield from ((name, b.width, op.kv_heads * dims) for name, b in (("k", op.k), ("v", op.v)) if b is not None)
-        vectors = [("q_norm", op.q_norm, dims), ("k_norm", op.k_norm, dims)]
-        if (op.k is None) != (op.v is None):
-            raise ValueError(f"RopeStore of layer {op.layer} has one of k and v")
-    yield from ((name, weight.rows * weight.cols, wanted) for name, weight, wanted in vectors if weight is not None)
