@@ -22,7 +22,8 @@
 //     sum[j] += low(x) * high(x) + w
 //
 // and a block gives sum over j of mix(sum[j] + (8 block + j + 1) GOLDEN). All is modulo 2^64, so blocks may be added to a total
-// in any order (one atomic each). The total's last step, with the stream's length, is the host's (`digest_of_total`).
+// in any order (one atomic each), and a long payload in several launches, each told which block of the whole its first one is.
+// The total's last step, with the whole length, is the host's (`digest_of_total`).
 #pragma once
 
 constexpr int MOVE_BLOCK = 16384, MOVE_STRIPE = 64;
@@ -121,9 +122,9 @@ DEVICE void scatter_bytes(const Pieces &pieces, i64 at, int count, int low, int 
     }
 }
 
-// Adds what a stream's block gives to the digest's total. `words`: this thread's 16 bytes of stripes thread / 4 + 64 i, of
-// `stripes` that there are. Every thread of the block calls it.
-DEVICE void digest_block(const Words4 (&words)[4], int stripes, u64 *total) {
+// Adds what block `block` of a payload gives to the digest's total. `words`: this thread's 16 bytes of stripes thread / 4 + 64 i,
+// of `stripes` that there are. Every thread of the block calls it.
+DEVICE void digest_block(const Words4 (&words)[4], int stripes, i64 block, u64 *total) {
     SHARED(u64, parts, 256 / WARP * 8);
     const DigestKeys keys = digest_keys(thread() % 4);
     u64 sum[2] = {0, 0};
@@ -144,7 +145,7 @@ DEVICE void digest_block(const Words4 (&words)[4], int stripes, u64 *total) {
     const int j = lane() % 8;
     u64 whole = 0;
     for (int i = 0; i < 256 / WARP; i++) whole += parts[i * 8 + j];
-    whole = digest_mix(whole + ((u64)block_x() * 8 + j + 1) * DIGEST_GOLDEN);
+    whole = digest_mix(whole + ((u64)block * 8 + j + 1) * DIGEST_GOLDEN);
     UNROLL for (int mask = 4; mask > 0; mask /= 2) whole += shuffle_xor_u64(whole, mask);
     if (thread() == 0) atomic_add(total, whole);
 }
@@ -161,8 +162,9 @@ DEVICE int stripes_of_block(i64 bytes) {
     return left >= MOVE_BLOCK ? MOVE_BLOCK / MOVE_STRIPE : (int)((left + MOVE_STRIPE - 1) / MOVE_STRIPE);
 }
 
-// Block: 256 threads; grid ceil(bytes / 16384). `total` null: no digest. bytes > 0.
-DEVICE void gather_block(u8 *stream, i64 bytes, const Pieces &pieces, u64 *total) {
+// Block: 256 threads; grid ceil(bytes / 16384). `total` null: no digest. bytes > 0. `first_block`: of the payload, the number that
+// the stream's first block has.
+DEVICE void gather_block(u8 *stream, i64 bytes, const Pieces &pieces, u64 *total, i64 first_block) {
     const i64 first = (i64)MOVE_BLOCK * block_x(), end = first + MOVE_BLOCK < bytes ? first + MOVE_BLOCK : bytes;
     const int low = piece_at(pieces, first, 0, pieces.count - 1), high = piece_at(pieces, end - 1, low, pieces.count - 1);
     Words4 words[4];
@@ -174,7 +176,7 @@ DEVICE void gather_block(u8 *stream, i64 bytes, const Pieces &pieces, u64 *total
         const StreamPart part = stream_part(bytes, i);
         if (part.count) store_bytes(stream + part.at, words[i], part.count);
     }
-    if (total) digest_block(words, stripes_of_block(bytes), total);
+    if (total) digest_block(words, stripes_of_block(bytes), first_block + block_x(), total);
 }
 
 // The other way. Every piece has a place.
@@ -198,5 +200,5 @@ DEVICE void digest_stream_block(const u8 *stream, i64 bytes, u64 *total) {
         const StreamPart part = stream_part(bytes, i);
         words[i] = load_bytes(stream + part.at, part.count);
     }
-    digest_block(words, stripes_of_block(bytes), total);
+    digest_block(words, stripes_of_block(bytes), block_x(), total);
 }

@@ -3,7 +3,8 @@
 A payload is pieces of the pools one behind the other (`backends.cpu.moves` says in which order, and the pools have the
 same layout here). `places` are addresses, uint64 [pieces], 0 for zeros; `ends` int64 [pieces], where each piece ends in
 the stream; no piece is empty. A digest is summed up on the card, block by block, into one number that was 0 before;
-`digest_of_total` makes of it what `backends.digest` says of the same bytes.
+`digest_of_total` makes of it what `backends.digest` says of the same bytes. A payload that is longer than a stream goes
+in several, each but the last of whole blocks.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ THREADS = 256
 
 GATHER_ROWS = Symbol(
     *("gather_rows", "moves", "Move"),
-    params("stream, i64 bytes, places, ends, i32 count, total"),
+    params("stream, i64 bytes, places, ends, i32 count, total, i64 first_block"),
     THREADS,
     needs=("load128",),
 )
@@ -57,9 +58,10 @@ def piece_arrays(
     return places[some].astype(np.uint64), np.cumsum(lengths[some], dtype=np.int64)
 
 
-def gather_rows(stream: int, nbytes: int, pieces: Pieces, total: int = 0) -> tuple[Launch, ...]:
-    """Pieces to the stream of `nbytes` bytes, digested on the way where `total` is an address. Nothing for 0 bytes."""
-    args = (stream, nbytes, pieces.places, pieces.ends, pieces.count, total)
+def gather_rows(stream: int, nbytes: int, pieces: Pieces, total: int = 0, first_block: int = 0) -> tuple[Launch, ...]:
+    """Pieces to the stream of `nbytes` bytes, digested on the way where `total` is an address, as blocks `first_block`
+    and so on of a payload. Nothing for 0 bytes."""
+    args = (stream, nbytes, pieces.places, pieces.ends, pieces.count, total, first_block)
     return (Launch(GATHER_ROWS, _grid(nbytes), args),) if nbytes else ()
 
 
@@ -74,7 +76,7 @@ def digest(stream: int, nbytes: int, total: int) -> tuple[Launch, ...]:
 
 
 def digest_of_total(total: int, nbytes: int) -> int:
-    """The digest of a stream from the sum of its blocks."""
+    """The digest of a payload of `nbytes` bytes from the sum of its blocks."""
     x = total ^ (nbytes * STEP & MASK)
     x = (x ^ x >> 33) * 0xFF51AFD7ED558CCD & MASK
     x = (x ^ x >> 33) * 0xC4CEB9FE1A85EC53 & MASK
