@@ -24,7 +24,7 @@ from homeserve.engine.census import lanes_problem
 from homeserve.engine.flip import FlipAction as Do
 from homeserve.engine.flip import Flipper, FlipState, Step
 from homeserve.engine.flip_record import FlipRecord
-from homeserve.engine.policy import Decision, Policy
+from homeserve.engine.policy import Decision, Done, Policy
 from homeserve.engine.rates import Rates
 from homeserve.engine.request import EngineLimits, FlipLimits
 from homeserve.engine.scheduler import Scheduler
@@ -123,6 +123,7 @@ class FlipDriver:
         self._scheduler, self._timeline, self._host = scheduler, timeline, host
         self._lanes: dict[int, tuple[int, int]] = {}
         self._collected = 0
+        self._done = Done()
         self._deadly = 0
         self._park: Handle | None = None
         self._look: Handle | None = None
@@ -179,6 +180,7 @@ class FlipDriver:
             return
         self._count_work()
         self._collect()  # of the layout that is left
+        self._done = Done()
         self._do(self.flipper.on_drained(self._scheduler.live(), self._host.now()))
 
     def on_results(self, results: Sequence[Result]) -> None:
@@ -230,7 +232,7 @@ class FlipDriver:
         if record.state == "committed":
             self._deadly = 0
             self._host.flip_crossed()
-            self.rates.add_flip(record.to, took)
+            self.rates.add_flip(record.to, took - (record.ms["drain"] or 0.0) / 1e3)  # draining, ranks compute
             log.info("flip %d to %s is committed", record.id, record.to, extra=extra)
         else:
             log.warning("flip %d to %s is abandoned: %s", record.id, record.to, record.reason, extra=extra)
@@ -312,8 +314,9 @@ class FlipDriver:
             return
         now, demand = self._host.now(), self._scheduler.demand()
         speeds = self.rates.speeds(demand.decoding, now)
+        done, self._done = self._done, Done()
         decision = self._policy.look(
-            demand, self.flipper.layout, speeds, self.rates.cost_s, now, self.flipper.changed, self._hold()
+            demand, self.flipper.layout, speeds, self.rates.cost_s, now, self.flipper.changed, self._hold(), done
         )
         self._scheduler.first = decision.first
         wait = self._calibrate(now) if not decision.owed else None
@@ -369,6 +372,8 @@ class FlipDriver:
         """Take the times of plans that came back since the last time: all of them ran in the layout in force."""
         self._collected, plans = self._timeline.since(self._collected)
         self.rates.add(self.flipper.layout, plans)
+        prompts = self._done.prompt_tokens + sum(plan.prompt_rows for plan in plans)
+        self._done = Done(prompts, self._done.drawn_tokens + sum(plan.drawn for plan in plans))
 
     def _count_work(self) -> None:
         if self._host.unarmed_step:

@@ -16,6 +16,11 @@ A prompt pays for the way there and back; who only goes on decoding, for one way
 there is no phase to follow: it is gone to once, as soon as what is open pays for it, and it is the home then. Where the
 gain is none, N and M are infinite: nothing flips for it.
 
+What is open may never be enough, request after request: short answers in the slower layout for ever. So what has been
+*lost* by staying is added up: for each token done, how much less the other layout would have taken, less what it would
+have taken more. Once that is over C, the other layout is gone to as if one large request had asked for it. Whoever pays
+a rent until it comes to the price never pays more than twice of what knowing all that comes would have cost.
+
 Against flapping: no two flips within `dwell_s`, however the last one ended; the layout that a prompt pulled is kept
 until no prompt is left (demand holds). Against starving: that hold ends when prompts and decoding sequences have stood
 against each other for `window_s`, and the decoding layout is then kept for `dwell_s` at least. Neither layout refuses
@@ -79,6 +84,8 @@ class PolicyInputs:
     window_s: float = 15.0
     hold: str = ""
     """Why no flip can begin, whatever would be gained: what is live does not fit, another flip is on."""
+    lost_s: float = 0.0
+    """Seconds that the other layout would have saved since the last flip."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +164,8 @@ def _busy(inputs: PolicyInputs) -> Decision:
     known = (here.prefill_tok_s, here.decode_tok_s, speeds.prefill_tok_s, speeds.decode_tok_s)
     if not all(known):
         return Decision(None, "the speeds of both layouts are not known yet")
+    if inputs.lost_s > inputs.cost_s:
+        return Decision(there, f"{there} would have saved {inputs.lost_s:.1f} s since the last flip")
     prompt_bound = break_even(inputs.cost_s, here.prefill_tok_s, speeds.prefill_tok_s)
     drawn_bound = break_even(inputs.cost_s / 2, here.decode_tok_s, speeds.decode_tok_s)
     if math.isinf(prompt_bound) and math.isinf(drawn_bound):
@@ -226,9 +235,20 @@ class Demand:
     decode_left_tokens: int = 0
 
 
+@dataclass(frozen=True)
+class Done:
+    """Tokens computed and drawn since the last look."""
+
+    prompt_tokens: int = 0
+    drawn_tokens: int = 0
+
+
+NOTHING_DONE = Done()
+
+
 class Policy:
     """`decide` with a memory: since when there is nothing to do, since when two kinds of work stand against each other,
-    and which kinds of reasons were told."""
+    what was lost by staying, and which kinds of reasons were told."""
 
     def __init__(self, resting: str, dwell_s: float, idle_s: float, window_s: float = 0.0) -> None:
         self.hold_reason = ""
@@ -237,6 +257,7 @@ class Policy:
         self._window_s = window_s or dwell_s
         self._idle: float | None = None
         self._contended: float | None = None
+        self._lost_s, self._lost_in = 0.0, ""
         self._told: set[str] = set()
 
     def look(
@@ -248,8 +269,10 @@ class Policy:
         now: float,
         changed: float | None = None,
         hold: str = "",
+        done: Done = NOTHING_DONE,
     ) -> Decision:
-        """What to do now. `changed` and `hold` as in `PolicyInputs`."""
+        """What to do now. `changed` and `hold` as in `PolicyInputs`; `done` in this layout."""
+        self._lose(done, layout, speeds)
         self._idle = _since(self._idle, not demand.pending_tokens and not demand.decoding, now)
         self._contended = _since(self._contended, demand.pending_tokens > 0 and demand.decoding > 0, now)
         if self._contended is not None and changed is not None:  # a layout's window begins with the layout
@@ -271,10 +294,21 @@ class Policy:
                 self._idle_s,
                 self._window_s,
                 hold,
+                self._lost_s,
             )
         )
         self.hold_reason = "" if decision.to else decision.reason
         return decision
+
+    def _lose(self, done: Done, layout: str, speeds: Mapping[str, LayoutSpeeds]) -> None:
+        """Add up what the other layout would have saved: from nothing in each layout, and a gain is no credit."""
+        if layout != self._lost_in:
+            self._lost_s, self._lost_in = 0.0, layout
+        here = speeds.get(layout, UNKNOWN)
+        there = next((each for name, each in speeds.items() if name != layout), UNKNOWN)
+        self._lost_s += _saved_s(done.prompt_tokens, here.prefill_tok_s, there.prefill_tok_s)
+        self._lost_s += _saved_s(done.drawn_tokens, here.decode_tok_s, there.decode_tok_s)
+        self._lost_s = max(0.0, self._lost_s)
 
     def idle_for(self, now: float) -> float:
         """Seconds for which the looks have found nothing to do."""

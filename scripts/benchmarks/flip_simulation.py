@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from budget.speed import break_even
-from homeserve.engine.policy import ANSWERS, PROMPTS, Decision, Demand, LayoutSpeeds, Policy
+from homeserve.engine.policy import ANSWERS, PROMPTS, Decision, Demand, Done, LayoutSpeeds, Policy
 
 PIPELINE, TENSOR = "pipeline", "tensor"
 LOOK_S = 0.1
@@ -101,24 +101,25 @@ class Told:
     """Seconds outside of the resting layout."""
 
 
-Chooser = Callable[[Demand, str, float, float | None], Decision]
-"""(what there is to do, layout, now, end of the last flip) -> the layout to flip to, and what goes first."""
+Chooser = Callable[[Demand, str, float, float | None, Done], Decision]
+"""(what there is to do, layout, now, end of the last flip, what was done) -> the layout to flip to, and what goes
+first."""
 
 
 def by_policy(machine: Machine) -> Chooser:
     policy = Policy(machine.resting, machine.dwell_s, machine.idle_s)
 
-    def choose(demand: Demand, layout: str, now: float, changed: float | None) -> Decision:
-        return policy.look(demand, layout, machine.speeds, machine.cost_s, now, changed)
+    def choose(demand: Demand, layout: str, now: float, changed: float | None, done: Done) -> Decision:
+        return policy.look(demand, layout, machine.speeds, machine.cost_s, now, changed, done=done)
 
     return choose
 
 
-def never(demand: Demand, layout: str, now: float, changed: float | None) -> Decision:
+def never(demand: Demand, layout: str, now: float, changed: float | None, done: Done) -> Decision:
     return Decision(None, "one layout")
 
 
-def always(demand: Demand, layout: str, now: float, changed: float | None) -> Decision:
+def always(demand: Demand, layout: str, now: float, changed: float | None, done: Done) -> Decision:
     """To the faster layout for whatever the present one is slow at, however little of it there is, and at once."""
     if layout == TENSOR:
         return Decision(PIPELINE if demand.pending_tokens else None, "prompts", first=ANSWERS)
@@ -137,6 +138,7 @@ class Simulation:
         self._running: list[Job] = []
         self._done: list[Job] = []
         self._look_at, self._first = 0.0, ""
+        self._prompts, self._drawn = 0, 0
 
     def run(self, mode: str) -> Told:
         while self._coming or self._waiting or self._running:
@@ -181,8 +183,9 @@ class Simulation:
         """Ask whether to flip, and do it."""
         if self.now < self._look_at:
             return
-        decision = self._choose(self._demand(), self.layout, self.now, self.changed)
-        self._first = decision.first
+        done = Done(self._prompts, self._drawn)
+        decision = self._choose(self._demand(), self.layout, self.now, self.changed, done)
+        self._prompts, self._drawn, self._first = 0, 0, decision.first
         if decision.to is not None:
             self._pass(self.machine.cost_s / 2)
             self.layout, self.changed, self.flips, self._first = decision.to, self.now, self.flips + 1, ""
@@ -197,6 +200,8 @@ class Simulation:
         rows = sum(size for _, size in chunks)
         assert speeds.prefill_tok_s and speeds.decode_tok_s
         self._pass(rows / speeds.prefill_tok_s + len(decoding) / speeds.decode_tok_s)
+        self._prompts += rows
+        self._drawn += len(decoding)
         for job, size in chunks:
             job.computed += size
             if job.computed == job.call.prompt:

@@ -174,6 +174,26 @@ def test_what_is_measured_replaces_the_estimates_of_both_layouts() -> None:
     run(body)
 
 
+def test_draining_is_no_cost_of_a_flip() -> None:
+    """Ranks compute meanwhile. What is left of this flip takes no time on the engine's clock."""
+
+    async def body() -> None:
+        engine, fleet = make(auto(policy="manual", cost_s=7.0), step_s=0.25, chunk=64, prefix_cache=False)
+        submit(engine, 700, 40)
+        fleet.answer()
+        record = engine.flip_ask(TENSOR)
+        while fleet.plans:
+            fleet.timers.pass_(0.25)
+            fleet.answer()
+        assert record.state == "committed"
+        drain, total = record.ms["drain"], record.ms["total"]
+        assert drain and total and drain > 200
+        assert engine._flips is not None
+        assert engine._flips.rates.cost_s == pytest.approx(2 * (total - drain) / 1e3)
+
+    run(body)
+
+
 # --------------------------------------------------------------------------------------------------------- calibration
 
 

@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homeserve.engine.policy import Decision, Demand, LayoutSpeeds, Policy, PolicyInputs, break_even, decide, home
+from homeserve.engine.policy import (
+    Decision,
+    Demand,
+    Done,
+    LayoutSpeeds,
+    Policy,
+    PolicyInputs,
+    break_even,
+    decide,
+    home,
+)
 
 PIPELINE, TENSOR = "pipeline", "tensor"
 SPEEDS = {PIPELINE: LayoutSpeeds(7245.5, 16.8), TENSOR: LayoutSpeeds(1681.0, 78.3)}
@@ -202,3 +212,30 @@ def test_a_decision_is_to_the_other_layout_or_none(
         assert since >= 15.0
     if decision.again_s is not None:
         assert decision.again_s > 0
+
+
+def test_short_answers_in_the_slower_layout_add_up_to_a_flip() -> None:
+    """No open answer pays for a flip by itself; together those that were drawn here would have."""
+    speeds = {PIPELINE: LayoutSpeeds(700.0, 150.0), TENSOR: LayoutSpeeds(700.0, 100.0)}
+    policy, cost_s, looks = Policy(PIPELINE, 0.0, 5.0), 1.0, 0
+    for step in range(1000):
+        looks += 1
+        decision = policy.look(Demand(0, 1, 8), TENSOR, speeds, cost_s, step * 0.1, None, "", Done(0, 8))
+        if decision.to is not None:
+            break
+    assert decision.to == PIPELINE and "would have saved" in decision.reason
+    assert looks == math.floor(cost_s / (8 * (1 / 100 - 1 / 150))) + 1, "as soon as it comes to the round trip"
+
+
+def test_what_was_lost_begins_anew_with_each_layout_and_gains_are_counted() -> None:
+    speeds = {PIPELINE: LayoutSpeeds(2000.0, 50.0), TENSOR: LayoutSpeeds(1000.0, 100.0)}
+    policy = Policy(PIPELINE, 0.0, 5.0)
+
+    def look(layout: str, done: Done) -> str | None:
+        return policy.look(Demand(1, 1, 1), layout, speeds, 1.0, 1.0, None, "", done).to
+
+    assert look(TENSOR, Done(1000, 50)) is None, "0.5 s lost for prompts, as much gained for answers"
+    assert look(TENSOR, Done(1999, 0)) is None, "0.9995 s: not more than a round trip"
+    assert look(PIPELINE, Done()) is None and look(TENSOR, Done(1999, 0)) is None, "another stay"
+    assert look(TENSOR, Done(0, 10**6)) is None and look(TENSOR, Done(1999, 0)) is None, "a gain is no credit"
+    assert look(TENSOR, Done(2, 0)) == PIPELINE

@@ -16,6 +16,8 @@ sys.path.insert(0, str(ROOT / "scripts" / "benchmarks"))
 import flip_simulation as paper  # noqa: E402
 from flip_simulation import CARDS, LOADS, PIPELINE, TENSOR, Call, Told  # noqa: E402
 
+from homeserve.engine.policy import LayoutSpeeds  # noqa: E402
+
 
 @cache
 def told(load: str, mode: str, resting: str = PIPELINE) -> Told:
@@ -100,6 +102,16 @@ def test_a_box_whose_tensor_layout_is_faster_at_all_is_not_left_for_prompts() ->
     both = replace(machine, speeds={**machine.speeds, TENSOR: replace(machine.speeds[TENSOR], decode_tok_s=100.0)})
     auto, fixed = (paper.run(both, LOADS["mixed"]()[:8], mode) for mode in ("auto", TENSOR))
     assert auto.flips == 1 and auto.makespan_s <= 1.05 * fixed.makespan_s + both.cost_s
+
+
+def test_short_calls_with_pauses_do_not_stay_in_the_slower_layout() -> None:
+    """Speeds as three CPU ranks that share two cores had them; every call is too short to pay for a flip by itself."""
+    speeds = {PIPELINE: LayoutSpeeds(790.0, 140.0), TENSOR: LayoutSpeeds(660.0, 100.0)}
+    machine = replace(CARDS, speeds=speeds, cost_s=1.0, dwell_s=5.0, resting=TENSOR)
+    calls = [Call(2.0 * number, 250 if number % 2 else 1000, 64) for number in range(60)]
+    auto, better, worse = (paper.run(machine, calls, mode) for mode in ("auto", PIPELINE, TENSOR))
+    assert worse.whole_s > 1.2 * better.whole_s, "the layouts differ"
+    assert auto.flips == 1 and auto.whole_s <= 1.05 * better.whole_s
 
 
 def test_the_table_is_written_as_it_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
