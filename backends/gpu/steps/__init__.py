@@ -7,7 +7,8 @@ Both are functions of their arguments alone. What differs from batch to batch in
 memory (`Places.batch`), so that the launches of equal shapes are equal, and can be recorded once.
 
 `planes` (of `base.quantised`, or None): where the op puts its result quantised as well, for a Linear that follows it
-and reads that (Norm, GatedActivation, DeltaNet); of a Linear, where its source lies so already. None: nowhere.
+and reads that (Norm, GatedActivation, DeltaNet); of a Linear, or Experts, where its source lies so already. None:
+nowhere.
 
 Scratch belongs to the op while its launches run, so ops may share names; the quantised planes alone outlive the op that
 writes them. Ops that keep rows of held lanes (steps/recurrent.py) have two functions more:

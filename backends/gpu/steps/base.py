@@ -78,7 +78,8 @@ class Places(Protocol):
     def matrix(self, weight: Weight) -> Stored: ...
 
     def vector(self, weight: Weight | None) -> int:
-        """Of float32; 0 without one."""
+        """Of float32, row after row without padding: of what is no operand of a product (DeltaNet's `conv` too); 0
+        without one."""
         ...
 
     def scratch(self, name: str) -> int:
