@@ -68,10 +68,10 @@ def kept(op: DeltaNet | JoinHidden) -> tuple[int, int]:
 
 def accepts(op: DeltaNet | JoinHidden, places: Places, count: int) -> tuple[Launch, ...]:
     """Of `count` held lanes the rows that count; who they are lies at `accepts` (`ops.delta.accepts_of`)."""
+    if not count:
+        return ()
     at = places.batch("accepts")
     match op:
-        case _ if not count:
-            return ()
         case DeltaNet():
             return (delta.delta_accept(shape_of(op), _memory(op, places), at, count),)
         case JoinHidden(chained=True):
