@@ -19,7 +19,8 @@ Rules
 - A sum is added in the order of the ranks, so that it has the same bits on every rank. host and peer keep that; of nccl
   only the same bits may be hoped for, and `ordered` says no.
 - Rows are whole buffers: what lies between a row's width and its stride is padding that nobody else uses, and zero on
-  every rank. So a buffer travels as one block of `rows * stride` floats.
+  every rank. So a buffer travels as one block of `rows * stride` floats, and a stride is `padded(width)`; only `out` of
+  a gather may have another one.
 - What a call needs is had at bind, for the largest exchange of all (`Room`). No call allocates.
 - After a call the rows may be used by whatever the stream is given next. It may return before they are there.
 """
@@ -65,12 +66,13 @@ class Part:
 @dataclass(frozen=True)
 class Room:
     """What a transport is sized for: the most `rows` of an exchange, and the most floats of one, padding among them: of
-    what one rank gives (`own_floats`, of whichever rank gives most) and of all that comes (`out_floats`). `several`:
-    some exchange has more than one buffer."""
+    what one rank gives (`own_floats`, of whichever rank gives most), of all that comes (`out_floats`), and of a message
+    (`message_floats`, within both). `several`: some exchange has more than one buffer."""
 
     rows: int = 0
     own_floats: int = 0
     out_floats: int = 0
+    message_floats: int = 0
     several: bool = False
 
     def __or__(self, other: Room) -> Room:
@@ -79,6 +81,7 @@ class Room:
             max(self.rows, other.rows),
             max(self.own_floats, other.own_floats),
             max(self.out_floats, other.out_floats),
+            max(self.message_floats, other.message_floats),
             self.several or other.several,
         )
 
@@ -104,12 +107,12 @@ def _room(op: ops.Op, rows: int, ranks: int) -> Room:
         case ops.GatherRows(parts):
             own = max(sum(padded(part.widths[rank]) for part in parts) for rank in range(ranks))
             every = sum(padded(sum(part.widths)) for part in parts)
-            return Room(rows, rows * own, rows * every, len(parts) > 1)
+            return Room(rows, rows * own, rows * every, several=len(parts) > 1)
         case ops.MergeAttention():
             return Room(rows, rows * padded(op.src.width), rows * padded(ranks * op.src.width))
         case ops.SendRows(buffers) | ops.ReceiveRows(buffers):
             size = rows * sum(padded(buffer.width) for buffer in buffers)
-            return Room(rows, size, size, len(buffers) > 1)
+            return Room(rows, size, size, size, several=len(buffers) > 1)
     return Room()
 
 
@@ -119,6 +122,7 @@ class Transport(Protocol):
 
     kind: Kind
     why: str
+    notes: tuple[str, ...]
     ordered: bool
     rank: int
     ranks: int
@@ -167,9 +171,16 @@ def check_rows(stamp: Stamp, place: Rows, width: int) -> None:
         raise ValueError(f"{stamp.label}: rows of {width} floats at {place.at:#x}, {place.stride} apart")
 
 
+def check_block(stamp: Stamp, place: Rows, width: int) -> None:
+    """The same, of a buffer that travels as one block."""
+    check_rows(stamp, place, width)
+    if width and place.stride != padded(width):
+        raise ValueError(f"{stamp.label}: rows of {width} floats lie {place.stride} apart and not {padded(width)}")
+
+
 def check_sum(stamp: Stamp, rows: Rows, width: int, room: Room) -> None:
-    check_rows(stamp, rows, width)
-    _check_fits(stamp, "a sum", stamp.rows * rows.stride if width else 0, min(room.own_floats, room.out_floats))
+    check_block(stamp, rows, width)
+    _check_fits(stamp, "a sum", padded(width), min(room.own_floats, room.out_floats), room)
 
 
 def check_gather(stamp: Stamp, parts: Sequence[Part], target: int | None, rank: int, ranks: int, room: Room) -> None:
@@ -179,20 +190,19 @@ def check_gather(stamp: Stamp, parts: Sequence[Part], target: int | None, rank: 
         raise ValueError(f"{stamp.label}: {len(parts)} buffers, and no exchange was to have more than one")
     if target is not None and not 0 <= target < ranks:
         raise ValueError(f"{stamp.label}: to rank {target} of {ranks}")
-    own = every = 0
     for part in parts:
         if len(part.widths) != ranks or min(part.widths) < 0:
             raise ValueError(f"{stamp.label}: widths {list(part.widths)} of {ranks} ranks")
-        check_rows(stamp, part.src, part.widths[rank])
-        own += part.src.stride if part.widths[rank] else 0
+        check_block(stamp, part.src, part.widths[rank])
         if target is None or target == rank:
             check_rows(stamp, part.out, sum(part.widths))
-            every += part.out.stride if sum(part.widths) else 0
-    _check_fits(stamp, "what a rank gives", stamp.rows * own, room.own_floats)
-    _check_fits(stamp, "a gather", stamp.rows * every, room.out_floats)
-    most = stamp.rows * max(sum(part.widths[of] for part in parts) for of in range(ranks))
-    _check_fits(stamp, "what a rank gives", most, room.own_floats)
-    _check_fits(stamp, "a gather", stamp.rows * sum(sum(part.widths) for part in parts), room.out_floats)
+    own = max(sum(padded(part.widths[of]) for part in parts) for of in range(ranks))
+    every = sum(padded(sum(part.widths)) for part in parts)
+    _check_fits(stamp, "what a rank gives", own, room.own_floats, room)
+    _check_fits(stamp, "a gather", every, room.out_floats, room)
+    strides = sum(part.out.stride if sum(part.widths) else 0 for part in parts)
+    if target is None or target == rank:
+        _check_fits(stamp, "a gather", strides, room.out_floats, room)
 
 
 def check_message(stamp: Stamp, buffers: Sequence[Act], room: Room) -> None:
@@ -201,11 +211,13 @@ def check_message(stamp: Stamp, buffers: Sequence[Act], room: Room) -> None:
     if len(buffers) > 1 and not room.several:
         raise ValueError(f"{stamp.label}: {len(buffers)} buffers, and no exchange was to have more than one")
     for each in buffers:
-        check_rows(stamp, each.place, each.width)
-    size = stamp.rows * sum(each.place.stride for each in buffers if each.width)
-    _check_fits(stamp, "a message", size, min(room.own_floats, room.out_floats))
+        check_block(stamp, each.place, each.width)
+    _check_fits(stamp, "a message", sum(padded(each.width) for each in buffers), room.message_floats, room)
 
 
-def _check_fits(stamp: Stamp, what: str, floats: int, most: int) -> None:
-    if floats > most:
-        raise ValueError(f"{stamp.label}: {what} of {floats} floats, and it was bound for {most}")
+def _check_fits(stamp: Stamp, what: str, row_floats: int, most: int, room: Room) -> None:
+    if stamp.rows > room.rows or stamp.rows * row_floats > most:
+        raise ValueError(
+            f"{stamp.label}: {what} of {stamp.rows} x {row_floats} floats, and the transport was bound for"
+            f" {room.rows} rows and {most} floats"
+        )

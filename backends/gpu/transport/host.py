@@ -6,9 +6,9 @@ those that a CPU rank would write. It costs the card's bus twice and one wait fo
     card   [rows, stride] ──download──▶ own ─▶ Collective ─▶ out ──upload──▶ card         one buffer: no copy between
            several buffers              own ─▶ beside ─▶ Collective ─▶ together ─▶ out     packed and unpacked by NumPy
 
-A buffer is transferred as one block with the padding of its rows; the collective is given the columns that count. The
-staging may be written again by the next exchange: it is downloaded to behind the upload that reads it, in the stream,
-and NumPy touches it behind the wait for that.
+A buffer is transferred as one block with the padding of its rows; the collective is given the columns that count.
+Memory that an upload reads is left alone until the stream was waited for, which the next exchange does before it fills
+`out`. A sum uploads from where it was downloaded to, so there the two change places.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from backends.gpu.device import Device, HostMemory
 from backends.gpu.ops.buffers import Rows
 from backends.gpu.transport.base import (
     EXCHANGE,
+    MAILBOXES,
     Act,
     Kind,
     Part,
@@ -37,31 +38,44 @@ Floats = npt.NDArray[np.float32]
 
 
 class HostTransport:
-    """Over `collective`, which stays the caller's, sized for `room`. Raises MemoryError."""
+    """Over `collective`, which stays the caller's, sized for `room`. `left_bytes` of the card's memory are held by a
+    trial of another transport that never ended. Raises MemoryError."""
 
     kind: Kind = "host"
     ordered = True
 
-    def __init__(self, device: Device, collective: Collective, room: Room, why: str) -> None:
-        self.why = why
+    def __init__(
+        self,
+        device: Device,
+        collective: Collective,
+        room: Room,
+        why: str,
+        notes: Sequence[str] = (),
+        *,
+        left_bytes: int = 0,
+    ) -> None:
+        self.why, self.notes = why, tuple(notes)
         self.rank, self.ranks = collective.rank, collective.ranks
         self._device = device
         self._collective = collective
         self._room = room
-        self._own = Staging(device, room.own_floats)
+        self._left_bytes = left_bytes
+        floats = max(room.own_floats, room.out_floats)
+        self._own = Staging(device, floats)
         try:
-            self._out = Staging(device, room.out_floats)
+            self._out = Staging(device, floats)
         except MemoryError:
             self._own.close()
             raise
-        self._beside = np.zeros(room.own_floats if room.several else 0, np.float32)
-        self._together = np.zeros(room.out_floats if room.several else 0, np.float32)
+        self._beside: Floats = np.zeros(room.own_floats if room.several else 0, np.float32)
+        self._together: Floats = np.zeros(room.out_floats if room.several else 0, np.float32)
 
     def sum(self, stamp: Stamp, rows: Rows, width: int) -> None:
         check_sum(stamp, rows, width, self._room)
         (own,) = self._download(stamp, [Act(rows, width)])
         self._collective.sum(stamp, own)
         self._upload(self._own, stamp, [Act(rows, width)])
+        self._own, self._out = self._out, self._own
 
     def gather(self, stamp: Stamp, parts: Sequence[Part], target: int | None = None) -> None:
         check_gather(stamp, parts, target, self.rank, self.ranks, self._room)
@@ -99,7 +113,8 @@ class HostTransport:
         self._upload(self._out, stamp, buffers)
 
     def memory_lines(self) -> Mapping[str, int]:
-        return {EXCHANGE: self._own.nbytes + self._out.nbytes + self._beside.nbytes + self._together.nbytes}
+        host = self._own.nbytes + self._out.nbytes + self._beside.nbytes + self._together.nbytes
+        return {EXCHANGE: host, **({MAILBOXES: self._left_bytes} if self._left_bytes else {})}
 
     def close(self) -> None:
         self._own.close()
