@@ -65,9 +65,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Room:
-    """What a transport is sized for: the most `rows` of an exchange, and the most floats of one, padding among them: of
-    what one rank gives (`own_floats`, of whichever rank gives most), of all that comes (`out_floats`), and of a message
-    (`message_floats`, within both). `several`: some exchange has more than one buffer."""
+    """What a transport is sized for: the most `rows` of an exchange, and the most floats of one, padding among them. Of
+    a sum or gather: what one rank gives (`own_floats`, of whichever rank gives most), and all that comes (`out_floats`).
+    `message_floats`: of a message. `several`: some exchange has more than one buffer."""
 
     rows: int = 0
     own_floats: int = 0
@@ -112,7 +112,7 @@ def _room(op: ops.Op, rows: int, ranks: int) -> Room:
             return Room(rows, rows * padded(op.src.width), rows * padded(ranks * op.src.width))
         case ops.SendRows(buffers) | ops.ReceiveRows(buffers):
             size = rows * sum(padded(buffer.width) for buffer in buffers)
-            return Room(rows, size, size, size, several=len(buffers) > 1)
+            return Room(rows, message_floats=size, several=len(buffers) > 1)
     return Room()
 
 

@@ -60,15 +60,15 @@ class HostTransport:
         self._collective = collective
         self._room = room
         self._left_bytes = left_bytes
-        floats = max(room.own_floats, room.out_floats)
+        floats = max(room.own_floats, room.out_floats, room.message_floats)
         self._own = Staging(device, floats)
         try:
             self._out = Staging(device, floats)
         except MemoryError:
             self._own.close()
             raise
-        self._beside: Floats = np.zeros(room.own_floats if room.several else 0, np.float32)
-        self._together: Floats = np.zeros(room.out_floats if room.several else 0, np.float32)
+        self._beside: Floats = np.zeros(max(room.own_floats, room.message_floats) if room.several else 0, np.float32)
+        self._together: Floats = np.zeros(max(room.out_floats, room.message_floats) if room.several else 0, np.float32)
 
     def sum(self, stamp: Stamp, rows: Rows, width: int) -> None:
         check_sum(stamp, rows, width, self._room)
