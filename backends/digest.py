@@ -1,6 +1,6 @@
 """The digest of what a flip moves, in NumPy: 64 bits that see where a byte stands.
 
-A sum of bytes cannot tell rows that changed places; this one can (`backends/cpu/native/move.cpp` draws it, and is the
+A sum of bytes cannot tell rows that changed places; this one can (`backends/host/native/move.cpp` draws it, and is the
 same in native code). Bytes are taken in bounded pieces, so that a digest of gigabytes needs megabytes.
 
     block    16 KiB of the stream, in stripes of 8 words of 64 bits; the last stripe is filled up with zeros

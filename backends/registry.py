@@ -30,13 +30,11 @@ def open_backend(name: str, options: OpenOptions) -> Backend:
     return backend
 
 
-def open_collective(
-    options: OpenOptions, fd: int, shape: ActShape, rank: int, *, timeout_s: float, spin_us: int
-) -> Collective:
-    """Rank `rank`'s end of exchanges through the shared memory `fd` (backends.acts), for any backend whose buffers lie
-    in host memory. Raises what the CPU backend raises where its library cannot be loaded."""
-    from backends.cpu import levels
-    from backends.cpu.collective import CpuCollective
+def open_collective(fd: int, shape: ActShape, rank: int, *, timeout_s: float, spin_us: int) -> Collective:
+    """Rank `rank`'s end of exchanges through the shared memory `fd` (backends.acts), for any backend whose rows lie in
+    host memory, or are brought there. Raises backends.host.library.NativeLibraryError, and ValueError where the memory
+    is of another shape."""
+    from backends.host import library
+    from backends.host.collective import HostCollective
 
-    library = levels.load(levels.choose(options.isa, levels.host_levels()))
-    return CpuCollective(library, fd, shape, rank, timeout_s=timeout_s, spin_us=spin_us)
+    return HostCollective(library.load(), fd, shape, rank, timeout_s=timeout_s, spin_us=spin_us)

@@ -26,8 +26,8 @@ BIN = Path(sys.executable).parent
 TREES = ("homeserve", "backends", "budget", "cuda_kernels", "hip_kernels", "scripts", "tests", "docs")
 FILES = ("pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE")
 COMPILED = (".cpp", ".cc", ".c", ".h", ".hpp", ".cu", ".hip", "CMakeLists.txt")
-NATIVE = ("backends/cpu/native/", "CMakeLists.txt")
-"""What the CPU's libraries are built from. Device code and its emulation are compiled by their tests."""
+NATIVE = ("backends/cpu/native/", "backends/host/native/", "CMakeLists.txt")
+"""What the native libraries are built from. Device code and its emulation are compiled by their tests."""
 QUICK_S = 120
 """Of a sample: the longest that a mutant's test may take; and nothing is compiled for it, which takes minutes."""
 
@@ -72,7 +72,7 @@ def compiles(mutant: dict[str, object]) -> bool:
 
 
 def needs_build(mutant: dict[str, object]) -> bool:
-    """Whether the CPU's libraries have to be built again."""
+    """Whether the native libraries have to be built again."""
     return any(name.startswith(NATIVE) for name in touched(mutant))
 
 
@@ -111,13 +111,14 @@ def copy_tree(copy: Path) -> None:
         shutil.copytree(ROOT / name, copy / name, ignore=ignore)
     for name in FILES:
         shutil.copy2(ROOT / name, copy / name)
-    where = "import importlib.util as u; print(list(u.find_spec('backends.cpu').submodule_search_locations)[0])"
+    where = "import importlib.util as u; print(list(u.find_spec('backends').submodule_search_locations)[0])"
     found = subprocess.run(
         [sys.executable, "-P", "-c", where], capture_output=True, text=True, check=True, cwd=copy, timeout=60
     )
-    libraries = Path(found.stdout.strip()) / "lib"
-    if libraries.is_dir():
-        shutil.copytree(libraries, copy / "backends" / "cpu" / "lib", dirs_exist_ok=True)
+    for folder in ("cpu", "host"):
+        libraries = Path(found.stdout.strip()) / folder / "lib"
+        if libraries.is_dir():
+            shutil.copytree(libraries, copy / "backends" / folder / "lib", dirs_exist_ok=True)
 
 
 def build(copy: Path) -> tuple[int, str] | None:

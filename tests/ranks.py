@@ -137,14 +137,14 @@ def over_memory(
     spin_us: int = 0,
 ) -> Iterator[Group]:
     """`library` is that of an opened CPU backend; whatever backend the programs run on, it makes the exchanges."""
-    from backends.cpu.collective import CpuCollective
+    from backends.host.collective import HostCollective
 
     shape = shape or shape_of(ranks)
     fd = make_memory(shape)
-    acts: list[CpuCollective] = []
+    acts: list[HostCollective] = []
     try:
         for rank in range(ranks):
-            acts.append(CpuCollective(library, fd, shape, rank, timeout_s=timeout_s, spin_us=spin_us))
+            acts.append(HostCollective(library, fd, shape, rank, timeout_s=timeout_s, spin_us=spin_us))
         yield _OverMemory(acts, limit_s)
     finally:
         for each in acts:

@@ -1,43 +1,29 @@
-"""The C ABI of `native/hs_cpu.h` and `native/hs_collective.h` in ctypes: a struct for each of theirs, a prototype for
-each function.
+"""The C ABI of `native/hs_cpu.h` in ctypes: a struct for each of its own, a prototype for each function.
 
-The headers are the truth; `load` compares versions and struct sizes with what the library says of itself, and a
-contract test compares the names here, those in the headers and those that the library exports.
+A level's library has the ABI of host memory too (`backends.host.abi`). The headers are the truth; `load` compares
+versions and struct sizes with what the library says of itself, and a test of the kernel tier compares the names here,
+those in the headers and those that the library exports.
 """
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import (
-    POINTER,
-    Structure,
-    c_char,
-    c_char_p,
-    c_float,
-    c_int32,
-    c_int64,
-    c_size_t,
-    c_uint32,
-    c_uint64,
-    c_void_p,
-)
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_size_t, c_void_p
 from pathlib import Path
-from typing import Any
 
-ABI_VERSION = 7
+from backends.host import abi as host
+from backends.host.abi import OK as OK
+from backends.host.abi import Act as Act
+from backends.host.abi import ActPart as ActPart
+from backends.host.abi import Pieces as Pieces
+from backends.host.library import NativeLibraryError as NativeLibraryError
+from backends.host.library import OtherVersion, opened, proven, same_sizes
 
-OK = 0
-E_LATE = -5
-E_STAMP = -6
-E_CREDIT = -7
-ERRORS = {
+ABI_VERSION = 8
+
+ERRORS = host.ERRORS | {
     -1: "a type that this library does not know",
-    -2: "a shape that its type does not allow",
     -3: "a batch that points outside the pools, tables or vocabulary",
-    -4: "no thread could be started",
-    -5: "a peer that did not come within the bound",
-    -6: "a peer that is at another exchange",
-    -7: "a channel that is full",
 }
 
 STEP_ROPE_TABLE = 1
@@ -277,115 +263,6 @@ class Kept(Structure):
     _fields_ = [("slot", c_int32), ("place", c_int32), ("rows", c_int32), ("position", c_int32)]
 
 
-class Pieces(Structure):
-    """`hs_pieces`: memory that stands in a stream, piece by piece."""
-
-    _fields_ = [("places", c_void_p), ("ends", c_void_p), ("count", c_int64), ("chunk", c_int64)]
-
-
-class Stamp(Structure):
-    """`hs_stamp`: which exchange a message belongs to."""
-
-    _fields_ = [
-        ("epoch", c_int64),
-        ("seq", c_int64),
-        ("kind", c_int32),
-        ("rows", c_int32),
-        ("width", c_int32),
-        ("piece", c_int32),
-        ("label", c_char * 32),
-    ]
-
-
-class Exchange(Structure):
-    """`hs_exchange`: the exchanges of one label."""
-
-    _fields_ = [
-        ("timeout_ns", c_int64),
-        ("spin_ns", c_int64),
-        ("calls", c_int64),
-        ("bytes", c_int64),
-        ("spun_ns", c_int64),
-        ("slept_ns", c_int64),
-        ("stamp", Stamp),
-        ("wanted", Stamp),
-        ("found", Stamp),
-        ("peer", c_int32),
-        ("reserved", c_int32),
-    ]
-
-
-class Mail(Structure):
-    """`hs_mail`: the mailboxes of all ranks."""
-
-    _fields_ = [
-        ("memory", c_void_p),
-        ("piece_bytes", c_int64),
-        ("rank", c_int32),
-        ("ranks", c_int32),
-        ("posted", c_uint32),
-        ("reserved", c_int32),
-    ]
-
-
-class Channel(Structure):
-    """`hs_channel`: one end of a channel."""
-
-    _fields_ = [
-        ("memory", c_void_p),
-        ("message_bytes", c_int64),
-        ("depth", c_int32),
-        ("peer", c_int32),
-        ("count", c_uint32),
-        ("reserved", c_int32),
-    ]
-
-
-class ActPart(Structure):
-    """`hs_act_part`: one matrix of an exchange."""
-
-    _fields_ = [
-        ("src", c_void_p),
-        ("out", c_void_p),
-        ("src_stride", c_int64),
-        ("out_stride", c_int64),
-        ("widths", POINTER(c_int32)),
-        ("width", c_int32),
-        ("reserved", c_int32),
-    ]
-
-
-class Act(Structure):
-    """`hs_act`: an exchange as a step of a program."""
-
-    _fields_ = [
-        ("mail", POINTER(Mail)),
-        ("channel", POINTER(Channel)),
-        ("exchange", POINTER(Exchange)),
-        ("parts", POINTER(ActPart)),
-        ("part_count", c_int32),
-        ("target", c_int32),
-    ]
-
-
-class Merge(Structure):
-    """`hs_merge`: partial attentions of all ranks into a rank's own heads."""
-
-    _fields_ = [
-        ("src", c_void_p),
-        ("out", c_void_p),
-        ("sinks", c_void_p),
-        ("gate", c_void_p),
-        ("src_stride", c_int64),
-        ("out_stride", c_int64),
-        ("gate_stride", c_int64),
-        ("heads", c_int32),
-        ("head_dim", c_int32),
-        ("first", c_int32),
-        ("own", c_int32),
-    ]
-
-
 STRUCTS: tuple[type[Structure], ...] = (
     Matrix,
     Part,
@@ -398,25 +275,13 @@ STRUCTS: tuple[type[Structure], ...] = (
     ProgramRecord,
     BatchRecord,
     Kept,
-    Pieces,
 )
-COLLECTIVE_STRUCTS: tuple[type[Structure], ...] = (Stamp, Exchange, Mail, Channel, ActPart, Act, Merge)
 
-FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+FUNCTIONS: host.Functions = {
     "hs_abi_version": (c_int32, []),
     "hs_abi_sizes": (None, [POINTER(c_int32)]),
     "hs_level": (c_char_p, []),
     "hs_host_levels": (c_int32, []),
-    "hs_map": (c_void_p, [c_size_t, c_int32, c_char_p, POINTER(c_int32)]),
-    "hs_unmap": (None, [c_void_p, c_size_t]),
-    "hs_commit": (c_int32, [c_void_p, c_void_p, c_size_t]),
-    "hs_release": (c_int32, [c_void_p, c_size_t]),
-    "hs_pack": (c_int32, [c_void_p, POINTER(Pieces), c_void_p, POINTER(c_uint64)]),
-    "hs_fill": (c_int32, [c_void_p, POINTER(Pieces), c_void_p, POINTER(c_uint64)]),
-    "hs_unpack": (c_int32, [c_void_p, POINTER(Pieces), c_void_p]),
-    "hs_digest": (c_uint64, [c_void_p, c_void_p, c_size_t]),
-    "hs_team_create": (c_void_p, [c_int32, POINTER(c_int32), c_int32, c_int32, POINTER(c_int32)]),
-    "hs_team_destroy": (None, [c_void_p]),
     "hs_packed_bytes": (c_size_t, [c_int32, c_int32, c_int32]),
     "hs_activation_bytes": (c_size_t, [c_int32]),
     "hs_partial_floats": (c_size_t, [c_int32, c_int32, c_int32, c_int32, c_int32]),
@@ -430,62 +295,11 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "hs_accept": (c_int32, [c_void_p, POINTER(ProgramRecord), POINTER(Kept), c_int32]),
 }
 
-COLLECTIVE_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
-    "hs_collective_sizes": (None, [POINTER(c_int32)]),
-    "hs_sum": (c_int32, [POINTER(Mail), POINTER(Exchange), c_void_p, c_int64]),
-    "hs_gather": (c_int32, [POINTER(Mail), POINTER(Exchange), POINTER(ActPart), c_int32, c_int32]),
-    "hs_merge_heads": (c_int32, [POINTER(Mail), POINTER(Exchange), POINTER(Merge)]),
-    "hs_credit": (c_int32, [POINTER(Channel)]),
-    "hs_send": (c_int32, [POINTER(Channel), POINTER(Exchange), POINTER(ActPart), c_int32]),
-    "hs_receive": (c_int32, [POINTER(Channel), POINTER(Exchange), POINTER(ActPart), c_int32]),
-}
-"""Of `hs_collective.h`; bound by `with_collective`."""
-
-
-class NativeLibraryError(Exception):
-    """The native library is missing, cannot be loaded, or is of another version. The message says what to do."""
-
 
 def load(path: Path) -> ctypes.CDLL:
-    """Load one level's library and prove that it speaks this ABI. Raises NativeLibraryError."""
-    if not path.exists():
-        raise NativeLibraryError(
-            f"the native CPU library {path} is not built: install the package again (pip install .), or build it in the"
-            " checkout as CMakeLists.txt says"
-        )
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise NativeLibraryError(f"the native CPU library {path} cannot be loaded: {error}") from error
-    _bind(library, path, FUNCTIONS)
-    if library.hs_abi_version() != ABI_VERSION or not _same_sizes(STRUCTS, library.hs_abi_sizes):
-        raise NativeLibraryError(f"{path} is of another version than this package: install the package again")
+    """Load one level's library and prove that it speaks this ABI and that of host memory. Raises NativeLibraryError."""
+    library = opened(path, "CPU")
+    proven(library, path, FUNCTIONS)
+    if library.hs_abi_version() != ABI_VERSION or not same_sizes(STRUCTS, library.hs_abi_sizes):
+        raise OtherVersion(path)
     return library
-
-
-def with_collective(library: ctypes.CDLL) -> ctypes.CDLL:
-    """The same library, proven to speak the ABI of exchanges between ranks too. Raises NativeLibraryError."""
-    path = Path(library._name)
-    _bind(library, path, COLLECTIVE_FUNCTIONS)
-    if not _same_sizes(COLLECTIVE_STRUCTS, library.hs_collective_sizes):
-        raise NativeLibraryError(f"{path} is of another version than this package: install the package again")
-    return library
-
-
-def _bind(library: ctypes.CDLL, path: Path, functions: dict[str, tuple[Any, list[Any]]]) -> None:
-    for name, (result, arguments) in functions.items():
-        try:
-            function = getattr(library, name)
-        except AttributeError as error:
-            raise NativeLibraryError(
-                f"{path} lacks {name}: it is of another version, install the package again"
-            ) from error
-        function.restype = result
-        function.argtypes = arguments
-
-
-def _same_sizes(structs: tuple[type[Structure], ...], told_by: Any) -> bool:
-    """Are the structs as large as the library says?"""
-    sizes = (c_int32 * len(structs))()
-    told_by(sizes)
-    return list(sizes) == [ctypes.sizeof(struct) for struct in structs]

@@ -51,7 +51,6 @@ from backends.base import (
     WeightHome,
 )
 from backends.cpu import abi, capability, cores, delta, exchanges, levels
-from backends.cpu.collective import CpuCollective
 from backends.cpu.held import LINE, kept_record
 from backends.cpu.layouts import CpuLayouts
 from backends.cpu.load import load_weights
@@ -62,6 +61,7 @@ from backends.cpu.record import Plan, Recorded, Recorder
 from backends.cpu.shared import SharedWeights, pack_together
 from backends.cpu.widths import padded
 from backends.held import HeldLanes
+from backends.host.collective import HostCollective
 from backends.needs import refuse_missing
 
 Ints = npt.NDArray[np.int32]
@@ -145,7 +145,7 @@ class CpuBackend:
         home: WeightHome,
     ) -> CpuLayouts:
         """Plan every layout, fill the arena once with each, record every program (`backends.cpu.layouts`)."""
-        assert isinstance(collective, CpuCollective), "CPU ranks exchange through shared memory"
+        assert isinstance(collective, HostCollective), "CPU ranks exchange through shared memory"
         plans = {
             each.name: self._plan(each.ops, each.weights, each.kv, limits, each.states, collective) for each in bindings
         }
@@ -169,7 +169,7 @@ class CpuBackend:
         refuse_missing("cpu", capability.TABLE, ops, weights, kv)
         capability.refuse_shapes("cpu", ops, kv.type)
         capability.refuse_vectors("cpu", ops, weights)
-        assert collective is None or isinstance(collective, CpuCollective), "CPU ranks exchange through shared memory"
+        assert collective is None or isinstance(collective, HostCollective), "CPU ranks exchange through shared memory"
         exchanges.check(ops, collective)
         plan = Plan(self.library, ops, weights, kv, limits, self.threads, states, collective, together)
         kv_shapes.check(ops, kv)

@@ -25,14 +25,14 @@ from backends.base import (
     Weight,
 )
 from backends.cpu import abi
-from backends.cpu.collective import CpuCollective
+from backends.host.collective import HostCollective
 
 Exchange = SumRows | GatherRows | MergeAttention | SendRows | ReceiveRows
 Place = Callable[[Buffer], tuple[int, int]]
 """Address of a buffer, and floats from row to row."""
 
 
-def check(ops: Sequence[Op], collective: CpuCollective | None) -> None:
+def check(ops: Sequence[Op], collective: HostCollective | None) -> None:
     """Raise ValueError where ops exchange rows and there is nobody to exchange them with, or widths do not fit."""
     for op in ops:
         if not isinstance(op, EXCHANGES):
@@ -53,7 +53,7 @@ def check(ops: Sequence[Op], collective: CpuCollective | None) -> None:
                 raise ValueError(f"{op.label}: buffers of {widths} for {op.own} of {op.heads} heads of {op.head_dim}")
 
 
-def record(op: Exchange, collective: CpuCollective, place: Place, vector: Callable[[Weight], int]) -> Recorded:
+def record(op: Exchange, collective: HostCollective, place: Place, vector: Callable[[Weight], int]) -> Recorded:
     """(kind of step, its fields, the record that it points to)."""
     match op:
         case SumRows(buffer=buffer):

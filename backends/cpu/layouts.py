@@ -36,7 +36,6 @@ from backends.base import (
     WeightHome,
 )
 from backends.cpu.backing import Backing, can_populate
-from backends.cpu.collective import CpuCollective
 from backends.cpu.fills import Fill
 from backends.cpu.images import ImageSource
 from backends.cpu.memory import Mapping as MemoryMapping
@@ -46,6 +45,7 @@ from backends.cpu.pieces import Pieces, address_of
 from backends.cpu.pools import CpuPools, all_of
 from backends.cpu.record import Plan
 from backends.cpu.shared import SharedWeights, pack_together
+from backends.host.collective import HostCollective
 
 if TYPE_CHECKING:
     from backends.cpu.backend import CpuBackend, CpuProgram
@@ -102,7 +102,7 @@ class CopySource:
         backend: CpuBackend,
         plans: Mapping[str, Plan],
         together: SharedWeights,
-        collective: CpuCollective,
+        collective: HostCollective,
         progress: LoadProgress,
     ) -> None:
         self._library, self._team = backend.library, backend.team
@@ -156,7 +156,7 @@ class CpuLayouts:
         backend: CpuBackend,
         bindings: Sequence[Binding],
         plans: Mapping[str, Plan],
-        collective: CpuCollective,
+        collective: HostCollective,
         home: WeightHome,
         progress: LoadProgress,
     ) -> None:
@@ -325,7 +325,7 @@ def _open_source(
     backend: CpuBackend,
     bindings: Sequence[Binding],
     plans: Mapping[str, Plan],
-    collective: CpuCollective,
+    collective: HostCollective,
     home: WeightHome,
     progress: LoadProgress,
 ) -> Source:

@@ -1,4 +1,4 @@
-"""Pieces of memory that stand one behind the other in a stream: what a flip copies (`native/move.cpp`).
+"""Pieces of memory that stand one behind the other in a stream: what a flip copies (`backends/host/native/move.cpp`).
 
 payload   rows of the pools          pieces: a page of one head; channels and heads of a state
 arena     weights of one layout      pieces: rows and columns of the packed copy, an image, zeros in between

@@ -50,12 +50,12 @@ from backends.base import (
 )
 from backends.cpu import abi, delta, exchanges, experts
 from backends.cpu.capability import PACKED_TYPES
-from backends.cpu.collective import CpuCollective
 from backends.cpu.held import HeldStore
 from backends.cpu.memory import Arena
 from backends.cpu.stored import Elsewhere, StoredWeights
 from backends.cpu.widths import FLOAT_BYTES, padded
 from backends.held import held_limit
+from backends.host.collective import HostCollective
 from backends.kv_shapes import partial_groups, q_step
 from backends.sections import buffers_of, rows_of, scopes_of, sections_of
 
@@ -76,7 +76,7 @@ class Plan:
         limits: Limits,
         threads: int,
         states: StatePool = NO_STATES,
-        collective: CpuCollective | None = None,
+        collective: HostCollective | None = None,
         shared: Elsewhere | None = None,
     ) -> None:
         self.library = library

@@ -324,9 +324,7 @@ class _Load:
         sizes = (boot.piece_floats, boot.message_floats, boot.token_floats, boot.acts_depth)
         shape = fleet_shape(boot.ranks, *sizes)
         timeout_s, spin_us = boot.exchange_timeout_s, boot.spin_us
-        collective = open_collective(
-            self._options, boot.acts_fd, shape, boot.rank, timeout_s=timeout_s, spin_us=spin_us
-        )
+        collective = open_collective(boot.acts_fd, shape, boot.rank, timeout_s=timeout_s, spin_us=spin_us)
         self._opened.callback(collective.close)
         return collective
 

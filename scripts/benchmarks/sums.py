@@ -30,8 +30,8 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT))  # the installed package first; a Python that has only gloo finds the checkout
 
 from backends.acts import ActShape, Stamp, make_memory  # noqa: E402
-from backends.cpu import levels  # noqa: E402
-from backends.cpu.collective import CpuCollective  # noqa: E402
+from backends.host import library  # noqa: E402
+from backends.host.collective import HostCollective  # noqa: E402
 
 WARM, CALLS = 300, 2000
 OURS = "ours"
@@ -41,8 +41,7 @@ Sum = Callable[[npt.NDArray[np.float32]], None]
 
 
 def ours(rank: int, ranks: int, floats: int, fd: int) -> Sum:
-    library = levels.load(levels.choose("", levels.host_levels()))
-    acts = CpuCollective(library, fd, ActShape(ranks, floats, 16, 1), rank, timeout_s=BOUND_S)
+    acts = HostCollective(library.load(), fd, ActShape(ranks, floats, 16, 1), rank, timeout_s=BOUND_S)
     stamp = Stamp(0, 0, 1, "sum")
     return lambda buffer: acts.sum(stamp, buffer[None])
 

@@ -37,7 +37,8 @@ FLAGS = (
     *("-std=c++17", "-O1", "-g1", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi"),
     *("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"),
     *(("-mavx2", "-mfma", "-mf16c") if X86 else ()),
-    *("-DHS_KEEP_LOOPS", f"-DHS_LEVEL_IS_{LEVEL.upper()}", f"-I{simde.NATIVE}", "-Dhs_run=hs_run_inner"),
+    *(f"-I{simde.NATIVE}", f"-I{simde.HOST}"),
+    *("-DHS_KEEP_LOOPS", f"-DHS_LEVEL_IS_{LEVEL.upper()}", "-Dhs_run=hs_run_inner"),
 )
 PLAIN = """
 int32_t hs_run(hs_team *team, const hs_program *program, hs_batch *batch) {
@@ -64,7 +65,7 @@ HEAD = '#include "hs_cpu.h"\n#undef hs_run\nextern "C" '
 def library(entry: str = PLAIN) -> Path:
     """The sanitized library behind this `hs_run`. Raises CalledProcessError where it does not compile."""
     CACHE.mkdir(parents=True, exist_ok=True)
-    sources = sorted(simde.NATIVE.glob("*.cpp"))
+    sources = sorted([*simde.NATIVE.glob("*.cpp"), *simde.HOST.glob("*.cpp")])
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(_object, sources))
     front = CACHE / f"front-{_digest(entry.encode())}.cpp"
@@ -77,7 +78,7 @@ def library(entry: str = PLAIN) -> Path:
 
 
 def _object(source: Path) -> Path:
-    headers = sorted(simde.NATIVE.glob("*.h"))
+    headers = sorted([*simde.NATIVE.glob("*.h"), *simde.HOST.glob("*.h")])
     target = CACHE / f"{source.stem}-{_digest(*(each.read_bytes() for each in (source, *headers)))}.o"
     if not target.exists():
         _compile(target, *FLAGS, "-c", str(source))

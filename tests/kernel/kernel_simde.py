@@ -18,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE = ROOT / "backends" / "cpu" / "native"
+HOST = ROOT / "backends" / "host" / "native"
 SHIM = Path(__file__).parent / "simde"
 CACHE = ROOT / "build" / "simde"
 
@@ -57,7 +58,7 @@ def libraries() -> dict[str, Path]:
 
 def _build(level: str) -> Path:
     digest = hashlib.sha256(" ".join(FLAGS).encode())
-    for source in sorted([*NATIVE.iterdir(), *SHIM.iterdir()]):
+    for source in sorted([*NATIVE.iterdir(), *HOST.iterdir(), *SHIM.iterdir()]):
         digest.update(source.name.encode() + source.read_bytes())
     target = CACHE / f"{level}-{digest.hexdigest()[:16]}.so"
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -77,6 +78,7 @@ def _compile(level: str, target: Path) -> None:
             f"-DHS_LEVEL_IS_{level.upper()}",
             f'-DHS_INTRINSICS_HEADER="{SHIM / "intrinsics.h"}"',
             f"-I{NATIVE}",
+            f"-I{HOST}",
             str(SHIM / "all.cpp"),
             "-o",
             str(unfinished),

@@ -14,11 +14,11 @@ import pytest
 
 from backends.acts import ActShape, ExchangeError, NoCredit, PeerLate, Stamp, StampMismatch, make_memory
 from backends.base import Collective
-from backends.cpu.collective import CpuCollective
+from backends.host.collective import HostCollective
 
 PATIENCE_S = 60.0
 SOON_S = 0.05
-Group = Callable[..., list[CpuCollective]]
+Group = Callable[..., list[HostCollective]]
 
 
 def at(rows: int, label: str = "x", seq: int = 1) -> Stamp:
@@ -30,7 +30,7 @@ def group(level: str) -> Iterator[Group]:
     """`group(ranks)`: the collectives of all ranks, over one memory of small pieces."""
     with ExitStack() as held:
 
-        def make(ranks: int, timeout_s: float = PATIENCE_S, **changes: Any) -> list[CpuCollective]:
+        def make(ranks: int, timeout_s: float = PATIENCE_S, **changes: Any) -> list[HostCollective]:
             settings: dict[str, Any] = {
                 "piece_floats": 48,
                 "message_floats": 32,
@@ -41,7 +41,7 @@ def group(level: str) -> Iterator[Group]:
             fd = make_memory(shape)
             held.callback(os.close, fd)
             library = rig.backend(level).library
-            made = [CpuCollective(library, fd, shape, rank, timeout_s=timeout_s, spin_us=5) for rank in range(ranks)]
+            made = [HostCollective(library, fd, shape, rank, timeout_s=timeout_s, spin_us=5) for rank in range(ranks)]
             for each in made:
                 held.callback(each.close)
             return made
@@ -49,7 +49,7 @@ def group(level: str) -> Iterator[Group]:
         yield make
 
 
-def together(acts: list[CpuCollective], step: Callable[[Collective], Any]) -> list[Any]:
+def together(acts: list[HostCollective], step: Callable[[Collective], Any]) -> list[Any]:
     """What `step` gives on each rank, all at once."""
     with ThreadPoolExecutor(len(acts)) as pool:
         return list(pool.map(step, acts))
@@ -222,17 +222,17 @@ def test_memory_of_another_shape_or_life_is_refused(level: str) -> None:
     try:
         for other in (ActShape(2, 16, 16, 1, ((1, 0),)), ActShape(2, 16, 16, 1)):
             with pytest.raises(ValueError, match="announced"):
-                CpuCollective(library, fd, other, 0, timeout_s=SOON_S)
+                HostCollective(library, fd, other, 0, timeout_s=SOON_S)
         with pytest.raises(ValueError, match="rank 2 of 2"):
-            CpuCollective(library, fd, shape, 2, timeout_s=SOON_S)
-        once = CpuCollective(library, fd, shape, 0, timeout_s=SOON_S)
+            HostCollective(library, fd, shape, 2, timeout_s=SOON_S)
+        once = HostCollective(library, fd, shape, 0, timeout_s=SOON_S)
         once.send(at(1), 1, np.zeros((1, 1), np.float32))
         once.close()
         once.close()
         with pytest.raises(ValueError, match="closed"):
             once.sum(at(1), np.zeros((1, 1), np.float32))
         with pytest.raises(ValueError, match="has used this memory before"):
-            CpuCollective(library, fd, shape, 0, timeout_s=SOON_S)
-        CpuCollective(library, fd, shape, 1, timeout_s=SOON_S).close()
+            HostCollective(library, fd, shape, 0, timeout_s=SOON_S)
+        HostCollective(library, fd, shape, 1, timeout_s=SOON_S).close()
     finally:
         os.close(fd)

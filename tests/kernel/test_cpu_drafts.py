@@ -30,12 +30,12 @@ from backends.base import (
     SumRows,
 )
 from backends.cpu.backend import CpuProgram
-from backends.cpu.collective import CpuCollective
 from backends.cpu.memory import floats_at
 from backends.cpu.moves import pieces_of
 from backends.cpu.pieces import address_of
 from backends.cpu.pools import CpuPools
 from backends.digest import digest
+from backends.host.collective import HostCollective
 
 SEEDS = (1, 2, 3, 4)
 THREADS = (1, 2, 3)
@@ -140,7 +140,7 @@ def test_a_held_run_that_raises_half_way_leaves_all_state_bytes(level: str) -> N
     model = hybrid(3)
     shape = ActShape(2, 48, 32, 2, ((0, 1),))
     fd = make_memory(shape)
-    acts = CpuCollective(rig.backend(level).library, fd, shape, 0, timeout_s=0.02, spin_us=5)
+    acts = HostCollective(rig.backend(level).library, fd, shape, 0, timeout_s=0.02, spin_us=5)
     at = next(index for index, op in enumerate(model.step) if isinstance(op, JoinHidden))
     ops = [*model.step[: at + 1], SumRows(Buffer("hidden", model.width), "late")]
     for first in (0, 1):  # the exchange behind everything, or between the delta nets and the hidden states
@@ -541,7 +541,7 @@ def test_an_exchange_of_a_step_of_drafting_that_fails_is_named(level: str) -> No
     """The label is that of the step, though the plan's steps have exchanges of their own."""
     model = hybrid(3)
     fd = make_memory(ActShape(2, 48, 32, 2, ((0, 1),)))
-    acts = CpuCollective(
+    acts = HostCollective(
         rig.backend(level).library, fd, ActShape(2, 48, 32, 2, ((0, 1),)), 0, timeout_s=0.02, spin_us=5
     )
     joined = next(op.out for op in model.draft if isinstance(op, JoinHidden))

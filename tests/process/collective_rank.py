@@ -1,4 +1,4 @@
-"""One rank of the tests of `CpuCollective`, as a process: `collective_rank.py FD SHAPE RANK JOB TIMEOUT_S`.
+"""One rank of the tests of `HostCollective`, as a process: `collective_rank.py FD SHAPE RANK JOB TIMEOUT_S`.
 
 Says that it is up and waits for a line, so that bounds do not cover how long a process takes to start. Then prints one
 JSON document for each thing that it was told to do; what ends a job that runs for ever is its last but one.
@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.acts import ActShape, ExchangeError, Stamp
-from backends.cpu import levels
-from backends.cpu.collective import CpuCollective
+from backends.host import library
+from backends.host.collective import HostCollective
 
 CASES = ((1, 1), (1, 2048), (3, 40), (0, 64), (5, 0), (37, 300), (2, 5000))
 """Rows and width of sums; the last are longer than a piece."""
@@ -42,7 +42,7 @@ def digest(matrix: npt.NDArray[np.float32]) -> str:
     return hashlib.sha256(np.ascontiguousarray(matrix).tobytes()).hexdigest()
 
 
-def sums(acts: CpuCollective) -> None:
+def sums(acts: HostCollective) -> None:
     """Each case several times, out of step with the peers."""
     late = random.Random(acts.rank)
     for seed, (rows, width) in enumerate(CASES * 3):
@@ -53,7 +53,7 @@ def sums(acts: CpuCollective) -> None:
         say(digest=digest(buffer))
 
 
-def gathers(acts: CpuCollective) -> None:
+def gathers(acts: HostCollective) -> None:
     for seed, shares in enumerate(SHARES):
         widths = shares[: acts.ranks]
         out = np.empty((4, sum(widths)), np.float32)
@@ -61,7 +61,7 @@ def gathers(acts: CpuCollective) -> None:
         say(digest=digest(out))
 
 
-def ring(acts: CpuCollective) -> None:
+def ring(acts: HostCollective) -> None:
     """Messages once around all ranks, rank 0 as many ahead as there is credit."""
     behind, ahead = (acts.rank - 1) % acts.ranks, (acts.rank + 1) % acts.ranks
     rows = np.zeros((2, 3), np.float32)
@@ -75,7 +75,7 @@ def ring(acts: CpuCollective) -> None:
             say(value=float(rows[1, 2]), seq=seq)
 
 
-def for_ever(acts: CpuCollective) -> None:
+def for_ever(acts: HostCollective) -> None:
     buffer = np.ones((1, 64), np.float32)
     seq = 0
     while True:
@@ -85,12 +85,12 @@ def for_ever(acts: CpuCollective) -> None:
             say(ready=True)
 
 
-def another_plan(acts: CpuCollective) -> None:
+def another_plan(acts: HostCollective) -> None:
     """The last rank is one plan ahead of the others."""
     acts.sum(Stamp(1, 8 if acts.rank == acts.ranks - 1 else 7, 1, "ffn"), np.ones((1, 4), np.float32))
 
 
-JOBS: dict[str, Callable[[CpuCollective], None]] = {
+JOBS: dict[str, Callable[[HostCollective], None]] = {
     "sums": sums,
     "gathers": gathers,
     "ring": ring,
@@ -102,9 +102,8 @@ JOBS: dict[str, Callable[[CpuCollective], None]] = {
 def main(fd: str, shape: str, rank: str, job: str, timeout_s: str) -> None:
     facts = json.loads(shape)
     routes = tuple((source, target) for source, target in facts.pop("routes"))
-    library = levels.load(levels.choose("", levels.host_levels()))
     shape_ = ActShape(**facts | {"sizes": tuple(facts["sizes"])}, routes=routes)
-    acts = CpuCollective(library, int(fd), shape_, int(rank), timeout_s=float(timeout_s))
+    acts = HostCollective(library.load(), int(fd), shape_, int(rank), timeout_s=float(timeout_s))
     say(up=True)
     sys.stdin.readline()
     try:

@@ -1,15 +1,15 @@
-/* The C ABI of the native CPU library: everything that it exports, and nothing else.
+/* The C ABI of the native CPU library: with that of host memory (hs_host.h, hs_collective.h) everything that it exports, and
+ * nothing else.
  *
  * One library is built per ISA level from the same source (baseline, avx2, avx512, avx512vnni); each has this ABI. Python
  * reaches it by ctypes (backends/cpu/abi.py mirrors every struct; `hs_abi_sizes` lets it prove that at load).
  *
- *   hs_team          a pool of threads; the thread that calls hs_run is its thread 0
  *   hs_matrix        a weight in the R16 layout (layout.h)
  *   hs_step          one op of a recorded program: kind, shapes and addresses
- *   hs_run(team, program, batch)   walks all steps in one call
+ *   hs_run(team, program, batch)   walks all steps in one call; the thread that calls it is the team's thread 0
  *
- * Memory belongs to the caller (hs_map / hs_commit / hs_unmap), which also keeps every address in a program alive. No function
- * throws; those that can fail return HS_OK or a negative HS_E code.
+ * Memory belongs to the caller, which also keeps every address in a program alive. No function throws; those that can fail
+ * return HS_OK or a negative HS_E code.
  */
 #ifndef HS_CPU_H
 #define HS_CPU_H
@@ -17,13 +17,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "hs_host.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define HS_ABI_VERSION 7
+#define HS_ABI_VERSION 8
 
-enum { HS_OK = 0, HS_E_TYPE = -1, HS_E_SHAPE = -2, HS_E_BATCH = -3, HS_E_THREAD = -4 };
+enum { HS_E_TYPE = -1, HS_E_BATCH = -3 };
 
 /* Bits of hs_host_levels(): the levels whose code this CPU (and its operating system) can run. */
 enum { HS_LEVEL_BASELINE = 1, HS_LEVEL_AVX2 = 2, HS_LEVEL_AVX512 = 4, HS_LEVEL_AVX512VNNI = 8 };
@@ -266,47 +268,12 @@ typedef struct hs_kept {
     int32_t position;
 } hs_kept;
 
-/* Pieces of memory that stand one behind the other in a stream: piece i is at `places[i]` and ends in the stream at ends[i], which
- * never falls. Where a stream is made of pieces, a place of null is zeros. */
-typedef struct hs_pieces {
-    uint8_t *const *places;
-    const int64_t *ends;
-    int64_t count;
-    int64_t chunk; /* bytes that a thread takes at once, a multiple of HS_DIGEST_BLOCK; 0: HS_MOVE_CHUNK */
-} hs_pieces;
-
-enum { HS_DIGEST_BLOCK = 16384, HS_MOVE_CHUNK = 131072 };
-
-typedef struct hs_team hs_team;
-
 int32_t hs_abi_version(void);
-/* Sizes of hs_matrix, hs_part, hs_stack, hs_experts, hs_delta, hs_join, hs_step, hs_kv_group, hs_program, hs_batch, hs_kept, hs_pieces, in
- * this order. */
-void hs_abi_sizes(int32_t out[12]);
+/* Sizes of hs_matrix, hs_part, hs_stack, hs_experts, hs_delta, hs_join, hs_step, hs_kv_group, hs_program, hs_batch, hs_kept, in this
+ * order. */
+void hs_abi_sizes(int32_t out[11]);
 const char *hs_level(void);
 int32_t hs_host_levels(void);
-
-/* Anonymous zeroed memory, aligned to 2 MiB, not committed until touched; `huge` asks for huge pages. Null: errno.
- * The mapping stands alone: a page without access lies on each side, so the kernel never joins it to a neighbour and what
- * is resident of it can be read in /proc/PID/smaps by its address. `name` is given to it where the kernel takes names. */
-void *hs_map(size_t bytes, int32_t huge, const char *name, int32_t *error);
-void hs_unmap(void *address, size_t bytes);
-/* Have the system hold every page of [address, address + bytes) now; what is there stays. 0, or an errno. */
-int32_t hs_commit(hs_team *team, void *address, size_t bytes);
-/* Give the pages of [address, address + bytes) of a mapping back to the system: they read as zeros from then on. 0, or an errno. */
-int32_t hs_release(void *address, size_t bytes);
-
-/* The stream of `pieces` from them (pack), with its digest (move.cpp), or them from the stream (unpack), by all threads of the team.
- * A fill is a pack whose digest is of what is loaded from the stream behind the copy. HS_OK, or HS_E_SHAPE before anything was
- * copied. */
-int32_t hs_pack(hs_team *team, const hs_pieces *pieces, uint8_t *stream, uint64_t *digest);
-int32_t hs_fill(hs_team *team, const hs_pieces *pieces, uint8_t *stream, uint64_t *digest);
-int32_t hs_unpack(hs_team *team, const hs_pieces *pieces, const uint8_t *stream);
-uint64_t hs_digest(hs_team *team, const uint8_t *at, size_t bytes);
-
-/* `cores` (or null) pins thread i to cores[i]. `spin` bounds waiting by spinning, in pause instructions; 0 sleeps at once. */
-hs_team *hs_team_create(int32_t threads, const int32_t *cores, int32_t core_count, int32_t spin, int32_t *error);
-void hs_team_destroy(hs_team *team);
 
 /* Bytes of a matrix in the R16 layout, 0 where the type or the shape is not supported. */
 size_t hs_packed_bytes(int32_t type, int32_t rows, int32_t cols);

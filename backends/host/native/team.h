@@ -110,3 +110,8 @@ class Team {
 };
 
 }  // namespace hs
+
+// What hs_host.h calls a team.
+struct hs_team {
+    hs::Team team;
+};

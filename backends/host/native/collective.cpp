@@ -333,16 +333,6 @@ bool merge_is_sound(const hs_merge &m) {
 
 }  // namespace
 
-HS_API void hs_collective_sizes(int32_t out[7]) {
-    out[0] = sizeof(hs_stamp);
-    out[1] = sizeof(hs_exchange);
-    out[2] = sizeof(hs_mail);
-    out[3] = sizeof(hs_channel);
-    out[4] = sizeof(hs_act_part);
-    out[5] = sizeof(hs_act);
-    out[6] = sizeof(hs_merge);
-}
-
 HS_API int32_t hs_sum(hs_mail *mail, hs_exchange *exchange, float *buffer, int64_t stride) {
     if (!sound(*exchange, stride)) return HS_E_SHAPE;
     if (mail->ranks == 1) return HS_OK;

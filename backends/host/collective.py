@@ -1,8 +1,8 @@
-"""Exchanges between CPU ranks: `Collective` (backends/base.py) over shared memory, by `native/collective.cpp`.
+"""Exchanges between ranks through memory of the host: `Collective` (backends/base.py), by `native/collective.cpp`.
 
-Python checks shapes and keeps one record for each label, which the native code adds its counts to; a call is one
-look-up, a few stores and one native call, in which the interpreter is free. What goes wrong comes back as a code with
-both stamps.
+Rows lie in host memory, or are brought there and back by whoever calls. Python checks shapes and keeps one record for
+each label, which the native code adds its counts to; a call is one look-up, a few stores and one native call, in which
+the interpreter is free. What goes wrong comes back as a code with both stamps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from backends.acts import (
     Stamp,
     StampMismatch,
 )
-from backends.cpu import abi
+from backends.host import abi
 
 Floats = npt.NDArray[np.float32]
 
@@ -37,8 +37,9 @@ SPIN_US = 100
 _KINDS = {1: "sum", 2: "gather", 3: "message"}
 
 
-class CpuCollective:
-    """Rank `rank`'s end of the acts in the shared memory `fd`, which stays the caller's.
+class HostCollective:
+    """Rank `rank`'s end of the acts in the shared memory `fd`, which stays the caller's. `library` is any that has the
+    ABI of host memory.
 
     `timeout_s` bounds each call. With more spinning ranks than cores, `spin_us` should be 0. Raises ValueError if the
     memory is not of this shape, or this rank was in it before.
@@ -51,7 +52,7 @@ class CpuCollective:
             raise ValueError(f"rank {rank} of {shape.ranks}")
         self.rank = rank
         self.ranks = shape.ranks
-        self._library = abi.with_collective(library)
+        self._library = library
         self._shape = shape
         self._timeout_s = timeout_s
         self._spin_us = spin_us

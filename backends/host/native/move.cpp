@@ -26,7 +26,7 @@
 #include <atomic>
 #include <cstring>
 
-#include "hs_cpu.h"
+#include "hs_host.h"
 #include "move.h"
 #include "team.h"
 

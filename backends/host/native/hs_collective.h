@@ -1,16 +1,15 @@
-/* The second part of the library's C ABI: exchanges with other ranks over shared memory (collective.cpp). It needs nothing of
- * the first (hs_cpu.h) but its rules: memory belongs to the caller, functions return HS_OK or a negative HS_E code.
+/* The second part of the host's C ABI: exchanges with other ranks over shared memory (collective.cpp). It needs nothing of the
+ * first (hs_host.h) but its rules: memory belongs to the caller, functions return HS_OK or a negative HS_E code.
  */
 #ifndef HS_COLLECTIVE_H
 #define HS_COLLECTIVE_H
 
-#include "hs_cpu.h"
+#include "hs_host.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-enum { HS_E_LATE = -5, HS_E_STAMP = -6, HS_E_CREDIT = -7 };
 enum { HS_ACT_SUM = 1, HS_ACT_GATHER = 2, HS_ACT_MESSAGE = 3, HS_ACT_MERGE = 4 };
 enum { HS_ACT_PARTS_MOST = 4 };
 
@@ -96,9 +95,6 @@ typedef struct hs_merge {
     int32_t first;
     int32_t own;
 } hs_merge;
-
-/* Sizes of hs_stamp, hs_exchange, hs_mail, hs_channel, hs_act_part, hs_act, hs_merge, in this order. */
-void hs_collective_sizes(int32_t out[7]);
 
 /* Matrices are [rows, width] of the exchange's stamp, with `stride` floats from row to row. Sizes are checked before anything is
  * written; HS_E_LATE and HS_E_STAMP leave mailboxes and channel unusable. The stamp's width is set by the functions that take

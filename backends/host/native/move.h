@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "hs_cpu.h"
+#include "hs_host.h"
 #include "team.h"
 
 namespace hs {
