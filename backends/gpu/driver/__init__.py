@@ -1,0 +1,6 @@
+"""A vendor's driver by ctypes: `Driver`, what it can be asked, and `open_driver`."""
+
+from backends.gpu.driver.driver import Driver, Identity, open_driver
+from backends.gpu.driver.names import Names
+
+__all__ = ["Driver", "Identity", "Names", "open_driver"]
