@@ -18,7 +18,7 @@ was there: a filled arena has one digest.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -100,6 +100,11 @@ class CardWeights:
         types = {each.view.type: None for each in self.placed if each.form == MATRIX}
         return tuple(quants.PACK[quant] for quant in types)
 
+    def forget_files(self) -> None:
+        """Let go of the file's bytes: from here on a fill needs a source that has them elsewhere."""
+        for name, placed in self._by_name.items():
+            self._by_name[name] = replace(placed, view=without_bytes(placed.view))
+
     def place(self, address: int) -> None:
         """The arena begins there, which is a multiple of 256."""
         assert address % ALIGN == 0, "planes begin with whole lines"
@@ -134,6 +139,11 @@ class CardWeights:
         nbytes = _nbytes(weight.name, view, form)
         self._by_name[weight.name] = Placed(view, form, self.nbytes, nbytes)
         self.nbytes += -(-nbytes // ALIGN) * ALIGN
+
+
+def without_bytes(view: TensorView) -> TensorView:
+    """What a tensor is, and of which part of the checkpoint; its bytes lie elsewhere."""
+    return TensorView(view.name, view.type, view.rows, view.cols, np.zeros(0, np.uint8), view.part)
 
 
 def _nbytes(name: str, view: TensorView, form: str) -> int:
