@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -520,6 +520,15 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class CountsLaunches(Protocol):
+    """An optional entry of a Backend: one that launches kernels by symbol tells how often each was."""
+
+    def launch_counts(self) -> Mapping[str, int]:
+        """Launches since the device was opened, by symbol, those of recorded steps among them."""
+        ...
 
 
 class Stamp(NamedTuple):

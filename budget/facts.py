@@ -132,6 +132,10 @@ class Card:
     """Memory bandwidth, where clock and bus width are readable."""
     peers: Mapping[str, str] = field(default_factory=dict)
     """id of another card -> what the driver says of peer access to it: OK, CNS, GNS, TNS, NS, DR, U."""
+    twin: str = ""
+    """The UUID that it shares with another card of this box: then `id` is something else, or the first one's."""
+    order: int | None = None
+    """Its place among the GPUs as the compute driver (KFD) lists them."""
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from budget.facts import MIB
 from budget.ledger import FLIP, MOMENTS, PIPELINE, TENSOR, Line, held_bytes, lines_at
 from budget.options import CPU_FLIPPING, RESIDENT, against_layout
 from budget.outcome import NO_FLIP, FlipTerms
+from budget.placement import like_cpu
 from budget.solve import TOKENS_MAX, room
 from budget.terms import TRANSIT_ALIGN, transit_states
 from budget.trial import Trial, best_trial, rounded
@@ -165,7 +166,7 @@ def _home(trial: Trial, unified: bool) -> str:
 
 def _page_bytes(trial: Trial) -> tuple[int, ...]:
     job = trial.job
-    row, windows = job.rows_of((*job.layers, *job.drafting), on_cpu=trial.option.host_only)
+    row, windows = job.rows_of((*job.layers, *job.drafting), on_cpu=like_cpu(job, trial.option))
     by_window = {rows.window: rows.row for rows in windows}
     rows = (row, *(by_window.get(window, 0.0) for window in job.shape.windows))
     return tuple(round(PAGE * each) for each in rows)

@@ -59,20 +59,24 @@ class WishError(ValueError):
 
 
 def chosen(ceilings: Ceilings, wish: Wish) -> tuple[Device, ...]:
-    """The devices that may become ranks: those that were named, else all that are usable. Cards by size, the CPU last.
+    """The devices that may become ranks: those that were named, else all that are usable (`among` those that may be).
+    Cards by size, the CPU last; as they were named where that is the order of ranks.
 
     Raises WishError for a name that no device has, or a device that cannot be used.
     """
     if wish.devices:
         found = [_named(ceilings, word) for word in wish.devices]
-        if len({device.index for device in found}) < len(found):
+        if len({device.index for device in found}) < len(found) and not wish.twice:
             raise WishError("devices", "one device is named twice", "name each device once")
         for device in found:
             if not device.usable or device.ceiling_bytes is None:
                 why = device.why_not or "its memory is unknown"
                 raise WishError("devices", f"{device.name} cannot be used: {why}", "name another device")
+        if wish.in_order:
+            return tuple(found)
     else:
-        found = [device for device in ceilings.devices if device.usable and device.ceiling_bytes is not None]
+        free = [device for device in ceilings.devices if device.usable and device.ceiling_bytes is not None]
+        found = [device for device in free if not wish.among or device.id in wish.among]
     return tuple(sorted(found, key=lambda device: (device.kind == "cpu", -(device.ceiling_bytes or 0), device.index)))
 
 
@@ -262,13 +266,14 @@ def _cards_alone(job: Job, ceilings: Ceilings, cards: Sequence[Device], ranks: t
     split, stacked = Option(SPLIT, ranks, (TENSOR,)), Option(STACKED, ranks, (PIPELINE,))
     if layout != "auto":
         return [[split if layout == TENSOR else stacked]]
-    groups = [_flipping(ranks, PIPELINE)] if flip != "off" and _host_holds_image(job, ceilings) else []
+    groups = [_flipping(job, ranks, PIPELINE)] if flip != "off" and _host_holds_image(job, ceilings) else []
     return [*groups, [split], [stacked]]
 
 
-def _flipping(ranks: tuple[int, ...], resting: str) -> list[Option]:
+def _flipping(job: Job, ranks: tuple[int, ...], resting: str) -> list[Option]:
     both = (TENSOR, PIPELINE) if resting == TENSOR else (PIPELINE, TENSOR)
-    return [Option(RESIDENT, ranks, both, resident=True), Option(FLIPPING, ranks, both)]
+    resident = [Option(RESIDENT, ranks, both, resident=True)] if job.wish.resident else []
+    return [*resident, Option(FLIPPING, ranks, both)]
 
 
 def _both_layouts(job: Job, cards: Sequence[Device], cpu: Device | None) -> list[list[Option]]:
@@ -279,7 +284,7 @@ def _both_layouts(job: Job, cards: Sequence[Device], cpu: Device | None) -> list
     if wish.cpu_moe > 0 or (wish.devices and cpu is not None):
         raise WishError("flip", "the CPU has part of the pipeline layout only", "leave --flip or the CPU out")
     _check_vectors(job, ranks)
-    return [_flipping(ranks, wish.layout)]
+    return [_flipping(job, ranks, wish.layout)]
 
 
 def _host_holds_image(job: Job, ceilings: Ceilings) -> bool:

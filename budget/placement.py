@@ -70,6 +70,12 @@ class Shard:
     tokens: tuple[int, ...] = ()
 
 
+def like_cpu(job: Job, option: Option) -> bool:
+    """Whether ranks hold tables, rows and states as the CPU's backend does: they are on the CPU, or cards that do so
+    too."""
+    return option.host_only or job.wish.like_cpu
+
+
 def ranges_of(counts: Sequence[int]) -> tuple[tuple[int, int], ...]:
     ends, first = [], 0
     for count in counts:
@@ -109,9 +115,9 @@ def _stack(job: Job, option: Option, part: range, *, first: bool, last: bool) ->
         state += sum(job.state(layer) for layer in job.drafting)
         held += sum(layer.held_elements for layer in job.drafting)
     looks_up = first or any(job.layers[index].table_bytes for index in part) or (last and job.drafting_looks_up)
-    if option.host_only and looks_up and not (last and job.shape.tied):
+    if like_cpu(job, option) and looks_up and not (last and job.shape.tied):
         weights += job.embedding_bytes
-    kv_row, windows = job.rows_of(kept, on_cpu=option.host_only)
+    kv_row, windows = job.rows_of(kept, on_cpu=like_cpu(job, option))
     padding = 0 if option.host_only else PAGE * (kv_row + sum(rows.row for rows in windows))
     states = state * job.running
     return Share(weights, kv_row=kv_row, kv_fixed=padding, windows=windows, state=states, read=read, held=held)
@@ -141,7 +147,7 @@ def last_share(job: Job, option: Option) -> Share:
 
 def tensor_shares(job: Job, shard: Shard, *, on_cpu: bool = False) -> tuple[Share, ...]:
     """Of each rank in the tensor layout. (Experts on the CPU go with the pipeline layout alone.) `on_cpu`: all ranks
-    are on the CPU, and the embedding table is divided with the other weights."""
+    are on the CPU, or hold a model like it: the embedding table is divided with the other weights."""
     key = (TENSOR, shard.weights, shard.tokens, on_cpu)
     if key not in job.memo:
         job.memo[key] = _shards(job, shard, on_cpu)

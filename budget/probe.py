@@ -38,13 +38,15 @@ class Sources:
     """Where the probe reads.
 
     `root` stands for `/`. `nvml` is the path of a library; None is the system's own on the live root and none on a
-    recorded one. `amdsmi` asks AMD's library as well, which opens render nodes: only `homeserve probe` does. `allowed`
-    are the hardware threads that may be used, None asks the system. `deadline_s` bounds each of the vendors' libraries:
+    recorded one. `cards` stands for `/` where AMD's cards and the PCI bus are read (None: `root`).
+    `amdsmi` asks AMD's library as well, which opens render nodes: only `homeserve probe` does. `allowed` are the
+    hardware threads that may be used, None asks the system. `deadline_s` bounds each of the vendors' libraries:
     a driver without persistence takes seconds to start, a hung one never answers.
     """
 
     root: str = "/"
     nvml: str | None = None
+    cards: str | None = None
     amdsmi: bool = False
     allowed: tuple[int, ...] | None = None
     deadline_s: float = 20.0
@@ -59,11 +61,12 @@ def read_box(sources: Sources | None = None) -> Box:
     nvidia = NvidiaFound()
     if tree.live or sources.nvml is not None:
         nvidia = read_nvidia(tree, sources.nvml, sources.deadline_s, memory.total_bytes if memory else None)
-    cards = [*nvidia.cards, *read_amd(tree)]
-    cards += other_cards(tree, nvidia.addresses | {card.pci for card in cards if card.pci})
+    bus = tree if sources.cards is None else Tree(sources.cards)
+    cards = [*nvidia.cards, *read_amd(bus)]
+    cards += other_cards(bus, nvidia.addresses | {card.pci for card in cards if card.pci})
     if system.environment == "wsl2" and not cards and tree.there("dev/dxg"):
         tree.doubt("dev/dxg", "Windows shares a GPU that only NVML could name here, and it names none", "no GPU")
-    doubts = [*nvidia.doubts, *tree.doubts]
+    doubts = [*nvidia.doubts, *tree.doubts, *(bus.doubts if bus is not tree else ())]
     if sources.amdsmi and tree.live:
         doubts += second_opinion(cards, sources.deadline_s)
     return Box(
@@ -97,11 +100,13 @@ def _cpu(tree: Tree, allowed: tuple[int, ...] | None) -> CpuFacts | None:
 
 
 def _in_order(cards: Iterable[Card]) -> list[Card]:
-    """By vendor, then by address, those without one last. A second card with an id that is taken gets its place's."""
+    """By vendor, then by address, those without one last. A second card with an id that is taken gets its place's, and
+    both say whose twin they are."""
     found: dict[str, Card] = {}
     for number, card in enumerate(sorted(cards, key=_place)):
         if card.id in found:
-            card = replace(card, id=f"{card.vendor}-{number}")
+            found[card.id] = replace(found[card.id], twin=card.id)
+            card = replace(card, id=f"{card.vendor}-{number}", twin=card.id)
         found[card.id] = card
     return list(found.values())
 

@@ -171,6 +171,7 @@ def _card(tree: Tree, files: _Files, node: KfdNode | None, limits: GttLimits) ->
         pci=files.pci if address(files.pci) else None,
         numa_node=numa_node(tree, files.pci),
         bandwidth_bytes_s=node.bandwidth_bytes_s if node is not None else None,
+        order=node.index if node is not None else None,
     )
 
 
@@ -199,6 +200,7 @@ def _from_kfd(tree: Tree, node: KfdNode) -> Card:
         pci=node.pci,
         numa_node=numa_node(tree, node.pci) if node.pci else None,
         bandwidth_bytes_s=node.bandwidth_bytes_s,
+        order=node.index,
     )
 
 
@@ -320,4 +322,4 @@ def _name(tree: Tree, files: _Files, arch: str | None) -> str:
 def _told_apart(cards: list[Card]) -> list[Card]:
     """Two chips that claim one UUID (some APUs have none and say so badly) are named by their addresses."""
     ids = [card.id for card in cards]
-    return [replace(card, id=card.pci) if ids.count(card.id) > 1 and card.pci else card for card in cards]
+    return [replace(card, id=card.pci, twin=card.id) if ids.count(card.id) > 1 and card.pci else card for card in cards]

@@ -25,7 +25,7 @@ from budget.ceilings import Ceilings, Device
 from budget.facts import MIB
 from budget.job import Job, Share
 from budget.ledger import ALWAYS, BOOT, FLIP, PIPELINE, TENSOR, Term
-from budget.placement import Option, whole_share
+from budget.placement import Option, like_cpu, whole_share
 from budget.ranks import act_bytes, act_sizes, largest, plans_in_flight
 
 FLOAT_BYTES = 4
@@ -198,8 +198,8 @@ def _states(job: Job, option: Option, device: int, state: float, held: tuple[str
     if not state:
         return
     note = f"{job.running} requests, {job.wish.state_bits}-bit"
-    if option.host_only and job.checkpoints:
-        # The checkpoints lie in the same pool: a copy between slots is a copy within the host's memory.
+    if like_cpu(job, option) and job.checkpoints:
+        # The checkpoints lie in the same pool: a copy between slots is a copy within one memory.
         state += job.checkpoints * state / job.running
         note = f"{job.running} requests and {job.checkpoints} checkpoints, {job.wish.state_bits}-bit"
     yield Term(device, host_lines.STATE, state, held, "computed", note)
@@ -299,11 +299,12 @@ def _host(job: Job, option: Option, ceilings: Ceilings) -> Iterable[Term]:
     templates = host_lines.template_bytes()
     yield Term(cpu, host_lines.TEMPLATE_PROCESS, templates, ALWAYS, "measured", "renders chat templates")
     groups = 1 + len(job.shape.windows)
-    flying = max(plans_in_flight(ranks, layout) for layout in option.layouts) if option.host_only else 2
+    alike = like_cpu(job, option)
+    flying = max(plans_in_flight(ranks, layout) for layout in option.layouts) if alike else 2
     limits = ranks, job.running, job.wish.chunk, job.context, flying
     log = host_lines.plan_log_bytes(*limits, groups=groups, flip=option.flips, drafts=job.drafts)
     yield Term(cpu, host_lines.PLAN_LOG, log, ALWAYS, "computed", "shared memory between the processes")
-    if option.shares_device:
+    if alike and ranks > 1:
         sizes = [act_sizes(job.shape, ranks, layout, job.rows, job.running, job.drafts) for layout in option.layouts]
         acts = act_bytes(ranks, largest(sizes))
         yield Term(cpu, host_lines.ACTS, acts, ALWAYS, "computed", "shared memory for what ranks exchange")
@@ -314,17 +315,20 @@ def _host(job: Job, option: Option, ceilings: Ceilings) -> Iterable[Term]:
         note = f"{job.rows} rows for the experts"
         yield Term(cpu, host_lines.WORKSPACE, buffers, ALWAYS, "computed", note, more, job.context)
     if cards:
-        yield Term(cpu, "embedding", job.embedding_bytes, ALWAYS, "computed", "rows are looked up on the host")
+        if not alike:
+            yield Term(cpu, "embedding", job.embedding_bytes, ALWAYS, "computed", "rows are looked up on the host")
         yield Term(cpu, "load staging", STAGING_BYTES * len(cards), (BOOT,), "reserve", "pinned")
     if option.shares_device and option.flips and not job.wish.unified:
         yield from _of_flip(job, option, cpu)
     elif option.flips and not option.shares_device:
         if not option.resident:
             size = sum(layer.bytes for layer in (*job.layers, *job.drafting)) + job.head_bytes + job.drafting_bytes
-            yield Term(cpu, "weight image", size, ALWAYS, "computed", "pinned: either layout is filled from it")
+            size += job.embedding_bytes if alike and not job.shape.tied else 0
+            name = host_lines.WEIGHTS_COPY if alike else "weight image"
+            yield Term(cpu, name, size, ALWAYS, "computed", "pinned: either layout is filled from it")
         moving = TRANSIT_BYTES + job.state_bytes * job.running
         yield Term(cpu, host_lines.TRANSIT, moving, ALWAYS, "reserve", "pinned: live rows and states on their way")
-    if job.checkpoints and not option.host_only:
+    if job.checkpoints and not alike:
         kept, note = job.checkpoints * job.state_bytes, f"{job.checkpoints}, of the prefix cache"
         yield Term(cpu, "state checkpoints", kept, ALWAYS, "computed", note)
 

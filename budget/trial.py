@@ -15,7 +15,7 @@ from budget.cuts import cut_with_cpu, cuts, rates, shards, token_vector, with_ex
 from budget.job import Job, Share
 from budget.ledger import PIPELINE, TENSOR, Line, Term, lines_at
 from budget.options import EXPERTS
-from budget.placement import Cut, Option, Shard, pipeline_shares, tensor_shares
+from budget.placement import Cut, Option, Shard, like_cpu, pipeline_shares, tensor_shares
 from budget.solve import TOKENS_MAX, Room, room
 from budget.speed import LayoutSpeed, Work, experts_away, pipeline_speed, tensor_speed
 from budget.terms import terms
@@ -125,7 +125,7 @@ def _trial(
     pipeline = pipeline_shares(job, option, cut) if cut is not None else ()
     if shard is not None and not shard.tokens:
         shard = replace(shard, tokens=token_vector(job, option, ceilings, pipeline, shard))
-    tensor = tensor_shares(job, shard, on_cpu=option.host_only) if shard is not None else ()
+    tensor = tensor_shares(job, shard, on_cpu=like_cpu(job, option)) if shard is not None else ()
     found = tuple(terms(job, option, ceilings, pipeline, tensor))
     space = room(found, ceilings)
     granule = PAGE * (sum(shard.tokens) if shard is not None else 1)
@@ -174,7 +174,7 @@ def speeds_by_speed(job: Job, option: Option, ceilings: Ceilings) -> dict[str, L
     cut = cuts(job, option, ceilings)[0] if PIPELINE in option.layouts else None
     shard = shards(job, option, ceilings)[0] if TENSOR in option.layouts else None
     pipeline = pipeline_shares(job, option, cut) if cut is not None else ()
-    tensor = tensor_shares(job, shard, on_cpu=option.host_only) if shard is not None else ()
+    tensor = tensor_shares(job, shard, on_cpu=like_cpu(job, option)) if shard is not None else ()
     return _speeds(job, option, ceilings, pipeline, tensor)
 
 

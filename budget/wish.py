@@ -23,7 +23,8 @@ DEFAULT_HOST_FLOOR = 256 * MIB
 class Wish:
     """The settings that a plan depends on, as `homeserve up` and `homeserve budget` have them.
 
-    `devices` are words of `--devices` (empty: auto); `cpu_ranks` ranks share the CPU where it is the only device. Each
+    `devices` are words of `--devices` (empty: auto), in order of rank with `in_order`, else by size; of no devices but
+    `among` (ids; empty: of all) an auto chooses. `cpu_ranks` ranks share the CPU where it is the only device. Each
     of them computes on `threads`, and all of them have `cores` (0: not known). `layout` is auto, pipeline or tensor;
     `flip` is auto, on or off: auto has both layouts where neither `layout` nor the vectors of one layout alone choose;
     on has both whatever chooses, and the chosen one is then the layout to rest in. Of CPU ranks auto has both where
@@ -42,6 +43,10 @@ class Wish:
     chunk: int = 256
     logit_rows: int = 0
     devices: tuple[str, ...] = ()
+    in_order: bool = False
+    twice: bool = False
+    """One card may be named for several ranks."""
+    among: tuple[str, ...] = ()
     cpu_ranks: int = 1
     unified: bool = False
     """Ranks on the CPU hold weights, KV rows and states once, together."""
@@ -64,6 +69,11 @@ class Wish:
     """Bytes of peer aperture that each process group maps."""
     exclusive: bool = True
     """Exactly one layout's KV pool holds physical pages; False prices both resident at once."""
+    resident: bool = True
+    """Whether the weights of both layouts may lie on the cards at once, where they fit."""
+    like_cpu: bool = False
+    """Cards hold a model as ranks on the CPU do: the embedding where it is read, KV rows in the same blocks, and
+    checkpoints in the pool of states; and they exchange through shared memory."""
     dense: int = 0
     """Bytes that a backend without kernels for packed weights holds for each (2: bf16, 4: float32); 0: they stay
     packed."""

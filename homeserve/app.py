@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from budget.facts import Box
 from budget.host import allowed_threads, physical_cores
 from budget.plan import Plan
-from budget.probe import read_box
+from budget.probe import Sources, read_box
 from budget.wish import PAGE
-from homeserve.errors import HomeserveError, SettingError, WorkerOutOfMemory
+from homeserve.errors import BudgetError, HomeserveError, SettingError, WorkerOutOfMemory
 from homeserve.images import make_folder, remove_folder
 from homeserve.instances import Record, check_ready_file, remove_ready_file, write_atomically
 from homeserve.kernels import check_kernels
@@ -66,6 +66,8 @@ class Watcher(Protocol):
     def on_warning(self, text: str) -> None: ...
 
     def on_box(self, box: Box) -> None: ...
+
+    def on_cards(self, told: Sequence[str]) -> None: ...
 
     def on_plan(self, model: ModelInfo, plan: Plan) -> None: ...
 
@@ -102,11 +104,6 @@ class App:
             return State.RECOVERING
         return self._state
 
-    @property
-    def backend(self) -> str:
-        """The backend's own name: `auto` is the CPU until there is more than one to choose from."""
-        return "cpu" if self.settings.backend == "auto" else self.settings.backend
-
     # ------------------------------------------------------------------------------------------------------- start
 
     async def start(self) -> None:
@@ -120,10 +117,8 @@ class App:
         self._warn_if_open(listener)
         self._clear_ready_file()
         self._open_record(listener, url)
-        box = await asyncio.to_thread(read_box)
+        box = await asyncio.to_thread(self._read_box)
         self._watcher.on_box(box)
-        if self.backend == "cpu" and box.cpu is not None:
-            check_kernels(settings.isa, box.cpu)
         model = await self._load_and_serve(listener, box)
         gc.freeze()  # what a start made stays for good: collections while serving need not walk through it
         self.load_progress = LoadProgress("ready")
@@ -166,10 +161,12 @@ class App:
         self._progress("reading the model's facts", None, None)
         facts = await asyncio.to_thread(read_model, path, self.settings)
         self._stack.callback(facts.checkpoint.close)
-        from homeserve.sizing import engine_limits, plan_of, ranks_of_plan, why_nothing_is_drafted
+        from homeserve.sizing import engine_limits, ranks_of_plan, why_nothing_is_drafted
 
-        plan = plan_of(self.settings, facts, box)
+        plan = await self._choose(facts, box)
         ranks = ranks_of_plan(self.settings, plan, box, physical_cores(allowed_threads()))
+        if box.cpu is not None and any(device.backend == "cpu" for device in ranks.devices):
+            check_kernels(self.settings.isa, box.cpu)
         model = replace(facts.info, context=plan.context)
         self._watcher.on_plan(model, plan)
         self._memory.planned(plan, box.memory, facts.checkpoint)
@@ -195,6 +192,41 @@ class App:
         facts.checkpoint.drop_pages()
         return model
 
+    async def _choose(self, facts: ModelFacts, box: Box) -> Plan:
+        """Which devices serve, and the plan for them; from here on the settings name them.
+
+        Where nobody named any and the plan for the cards of this box does not fit, the CPU is taken and told why."""
+        from homeserve.cards import Choice, choose, told_of, without
+        from homeserve.readiness import read as read_drivers
+        from homeserve.sizing import plan_of
+
+        def look() -> Choice:
+            made = choose(self.settings, facts, box, self._environ)
+            if not made.may_be_cpu:
+                return made  # what was asked for is opened by its worker, whose error tells
+            vendors = sorted({card.vendor for card in made.cards})
+            return without(made, box, read_drivers(vendors, self._environ))
+
+        choice = await asyncio.to_thread(look)
+        self._watcher.on_cards((*choice.left_out, *choice.told))
+        try:
+            plan = plan_of(choice.settings, facts, box, among=choice.among)
+        except BudgetError as error:
+            if not choice.may_be_cpu:
+                raise
+            cards = " and ".join(told_of(card, box) for card in choice.cards)
+            self._watcher.on_cards([f"{cards} left out: {error.message}"])
+            choice = replace(choice, settings=replace(self.settings, devices="cpu"), cards=())
+            plan = plan_of(choice.settings, facts, box)
+        if choice.among and choice.cards:
+            used = [plan.ceilings.devices[index] for index in plan.ranks]
+            choice = replace(choice, settings=replace(choice.settings, devices=",".join(each.id for each in used)))
+        self.settings = self.context.settings = choice.settings
+        return plan
+
+    def _read_box(self) -> Box:
+        return read_box(Sources(cards=self.settings.cards_root or None))
+
     async def _make_fleet(self, limits: EngineLimits, ranks: RankPlan, relay: Relay) -> Fleet:
         from homeserve.engine.scheduler import plan_bytes_limit, result_bytes_limit
         from homeserve.fleet import Fleet, FleetSpec
@@ -207,8 +239,9 @@ class App:
             log.info("swept shared memory that a killed server left", extra={"names": ",".join(swept)})
         spec = FleetSpec(
             ranks=ranks.ranks,
-            backend=self.backend,
+            backend=ranks.devices[0].backend,
             device_index=0,
+            devices=ranks.devices,
             threads=ranks.threads,
             isa=settings.isa or "",
             plans_in_flight=ranks.plans_in_flight,
@@ -279,7 +312,7 @@ class App:
         except BaseExceptionGroup as failures:
             error = _first_error(failures)
             if isinstance(error, WorkerOutOfMemory):
-                box = await asyncio.to_thread(read_box)
+                box = await asyncio.to_thread(self._read_box)
                 error = killed_for_memory(self.settings, facts, plan, box, error)
             raise error from None
         return tokenizer.result()

@@ -7,6 +7,7 @@
     │   ├── InvalidModelFile            a file that is not what it says: truncated, hostile, damaged
     │   ├── UnknownArchitecture         with the list of known ones
     │   └── UnsupportedModel            known, but this backend lacks an op or a quant type (every missing one is named)
+    ├── DeviceError                     exit 2 · a card, its driver or its compiler that cannot be used
     ├── BudgetError                     exit 2 · the plan does not fit, with the arithmetic
     ├── FetchError                      exit 2 · a download that failed: network, digest, disk, permission
     ├── WorkerError                     exit 3 · a worker process failed
@@ -118,6 +119,10 @@ class UnsupportedModel(ModelError):
 
 class BudgetError(HomeserveError):
     code = "budget"
+
+
+class DeviceError(HomeserveError):
+    code = "device"
 
 
 class FetchError(HomeserveError):

@@ -98,10 +98,11 @@ class MemoryWatch:
         assert fleet is not None, "what is loaded is measured"
         ranks = self._context.ranks
         several = ranks is not None and ranks.ranks > 1
+        ranks_on_cards = ranks is not None and ranks.on_cards
         together = _TOGETHER if ranks is not None and ranks.memory_domain == UNIFIED else ()
 
         def region(rank: int, line: str, address: int, size: int) -> Region:
-            own = several and line not in (*together, WEIGHTS_COPY)
+            own = several and not ranks_on_cards and line not in (*together, WEIGHTS_COPY)
             return Region(of_rank(line, rank) if own else line, address, size)
 
         workers = tuple(
@@ -147,7 +148,10 @@ class MemoryWatch:
 def flip_bytes(plan: Plan) -> dict[tuple[int, str], int]:
     """What each rank may hold by itself at each moment of a flip, its process included. Lines that ranks hold together
     lie in shared memory, and are no rank's own; of its own ones each is a mapping, in whole huge pages. A commit begins
-    with the pools of the layout that is left and ends with those of the other one: the larger ones count."""
+    with the pools of the layout that is left and ends with those of the other one: the larger ones count. Of ranks on
+    cards nothing is looked at: what they hold lies there."""
+    if any(plan.ceilings.devices[index].kind != "cpu" for index in plan.ranks):
+        return {}
     process = sum(line.bytes for line in plan.lines if line.name == WORKER_PROCESSES) // len(plan.ranks)
     allowed = {}
     for rank in range(len(plan.ranks)):

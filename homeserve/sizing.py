@@ -12,6 +12,7 @@ from budget.plan import Plan, Refusal, Unknown, WishError
 from budget.question import flags
 from budget.ranks import act_sizes, decode_groups, largest, plans_in_flight
 from budget.wish import PAGE, Wish
+from homeserve.cards import rank_devices
 from homeserve.engine.request import EngineLimits, FlipLimits, LayoutLimits, NoFlip
 from homeserve.engine.scheduler import PROMPT_LOGPROB_ROWS
 from homeserve.errors import BudgetError, SettingError, WorkerOutOfMemory
@@ -26,13 +27,13 @@ _OF_RANKS = ("layout", "pipeline_ratio", "weight_vector", "token_vector")
 """Settings that only several ranks have."""
 
 
-def plan_of(settings: Settings, facts: ModelFacts, box: Box) -> Plan:
-    """Raises SettingError for a context that the model was not made for and for drafts that it cannot make, BudgetError
-    where memory lacks."""
+def plan_of(settings: Settings, facts: ModelFacts, box: Box, *, among: bool = False) -> Plan:
+    """`among`: of the cards in `--devices` the planner chooses which to use. Raises SettingError for a context that the
+    model was not made for and for drafts that it cannot make, BudgetError where memory lacks."""
     if facts.why_no_drafts and settings.draft not in ("auto", "off"):
         what = f"{settings.sources.get('draft', '--draft')} {settings.draft}: {facts.why_no_drafts}"
         raise SettingError(what, field="draft", fix="leave --draft out, or use a model with a whole drafting block")
-    wish = wish_of(settings, box)
+    wish = wish_of(settings, box, among=among)
     subject = Subject(box, facts.shape, cpu_kv_types=frozenset(options()["kv_type"].choices), file_fixed=True)
     try:
         outcome = answer(subject, wish)
@@ -50,18 +51,23 @@ def plan_of(settings: Settings, facts: ModelFacts, box: Box) -> Plan:
     return outcome
 
 
-def wish_of(settings: Settings, box: Box) -> Wish:
-    """This version computes on the CPU alone, whatever else the box has. The reference backend holds weights and KV
-    rows as float32, whatever their type rounds them to."""
+def wish_of(settings: Settings, box: Box, *, among: bool = False) -> Wish:
+    """What is asked of the planner. The reference backend holds weights and KV rows as float32, whatever their type
+    rounds them to. Without a word about floors each kind of device has its own."""
     exact, usable = settings.backend == "reference", box.cpu.usable if box.cpu is not None else 1
+    cards = settings.cards
+    floor = None if cards and "floor_mib" not in settings.sources else settings.floor_mib * MIB
     return Wish(
         context=settings.context,
         kv_tokens=settings.kv_tokens,
         kv_type="f32" if exact else settings.kv_type,
         running=settings.max_running,
         chunk=settings.chunk,
-        devices=("cpu",),
-        cpu_ranks=settings.ranks,
+        devices=() if among else cards or ("cpu",),
+        in_order=bool(cards) and not among,
+        twice=settings.testing,
+        among=cards if among else (),
+        cpu_ranks=1 if cards else settings.ranks,
         unified=settings.ranks > 1 and settings.memory == UNIFIED,
         layout=PIPELINE if settings.deterministic and settings.ranks > 1 else settings.layout,
         flip="off" if flip_mode(settings) == "off" else "on" if flip_said(settings) else "auto",
@@ -69,11 +75,14 @@ def wish_of(settings: Settings, box: Box) -> Wish:
         weight_vector=settings.weight_vector,
         token_vector=settings.token_vector,
         pipeline_ratio=settings.pipeline_ratio,
-        floor_bytes=settings.floor_mib * MIB,
+        cpu_moe=0 if cards else -1,
+        floor_bytes=floor,
         threads=settings.threads or max(1, usable // settings.ranks),
         cores=usable,
         draft=settings.draft != "off",
         drafts=_drafts_said(settings),
+        resident=False,
+        like_cpu=bool(cards),
         dense=4 if exact else 0,
         prefix_cache=settings.prefix_cache,
     )
@@ -121,6 +130,7 @@ def ranks_of_plan(settings: Settings, plan: Plan, box: Box, cores: Sequence[int]
         memory_domain=UNIFIED if settings.memory == UNIFIED and ranks > 1 else DISCRETE,
         flip=flip.fits,
         transit_bytes=flip.transit_file_bytes,
+        devices=rank_devices(settings, box, [plan.ceilings.devices[index] for index in plan.ranks]),
     )
 
 
@@ -262,7 +272,7 @@ def _too_large(settings: Settings, refusal: Refusal) -> BudgetError:
         told["floor_mib"] = refusal.nearest["floor_mib"]
     if refusal.nearest.get("draft") == "off" != settings.draft:
         told["draft"] = "off"
-    if settings.ranks > 1 and refusal.nearest["devices"] == "cpu":
+    if (settings.ranks > 1 or settings.cards) and refusal.nearest["devices"] == "cpu":
         told["devices"] = "cpu"
     given = [name for name in _OF_RANKS if getattr(settings, name) not in ("auto", ())]
     away = [name for name in given if refusal.nearest[name] == "auto"]

@@ -70,7 +70,7 @@ class Announcer:
         if box.cpu is not None:
             cores = cores_text(box.cpu)
             each = f"{self._settings.threads} threads on {cores}" if self._settings.threads else cores
-            ranks = self._settings.ranks
+            ranks = 1 if self._settings.wants_cards else self._settings.ranks
             words = [box.cpu.name, each if ranks == 1 else f"{ranks} ranks, {each}"]
         if box.memory is not None and box.memory.available_bytes is not None:
             free, limit = box.memory.available_bytes / GIB, box.memory.limit_bytes / GIB
@@ -78,6 +78,11 @@ class Announcer:
         if box.cpu is not None:
             words.append(box.cpu.isa)
         self._say("box", " · ".join(words))
+
+    def on_cards(self, told: Sequence[str]) -> None:
+        """Why a card is not used, or what its use takes."""
+        for line in told:
+            self._say("cards", line)
 
     def on_plan(self, model: ModelInfo, plan: Plan) -> None:
         self._say("model", f"{model.id} · {model.arch} {model.quant} · {-(-plan.shape.weights_bytes // MIB)} MiB")

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 REFUSED = 2
 LOOK_S = 0.25
 """How long models on disk are looked at, after the first one, where none was asked for; the rest is counted."""
-BACKEND_OF: Mapping[str, str] = {"cpu": "cpu", "nvidia": "cuda", "amd": "rocm"}
-"""Vendor of a device -> the backend that computes on it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -268,20 +266,15 @@ def _doubts(found: Ceilings, more: Iterable[Doubt], used: Iterable[int], kv_type
 
 
 def not_here_yet(found: Ceilings, used: Iterable[int], kv_type: str) -> list[Doubt]:
-    """What a plan on the devices `used` needs and this version does not have: backends, a KV type on the CPU."""
-    have, needing = options()["backend"].choices, dict[str, list[str]]()
+    """What a plan on the devices `used` needs and this version does not have: cards beside the CPU, a KV type."""
+    kinds = {found.devices[index].kind == "cpu" for index in used}
     doubts = []
-    for index in used:
-        device = found.devices[index]
-        backend = BACKEND_OF.get(device.vendor, device.vendor)
-        if backend not in have:
-            needing.setdefault(backend, []).append(f"device {index} ({device.name})")
-        elif kv_type not in options()["kv_type"].choices:
-            what = f"this version has no KV rows of {kv_type} on the CPU"
-            doubts.append(Doubt("backend", what, "what a build that has them will use"))
-    for backend, names in needing.items():
-        what = f"this version computes on the CPU only: it has no {backend} backend for {' and '.join(names)}"
-        doubts.append(Doubt("backend", what, f"what a build with a {backend} backend will use"))
+    if len(kinds) > 1:
+        what = "this version computes on cards or on the CPU: it has no fleet of both"
+        doubts.append(Doubt("backend", what, "what a build that has them will use"))
+    if kinds and kv_type not in options()["kv_type"].choices:
+        what = f"this version has no KV rows of {kv_type}"
+        doubts.append(Doubt("backend", what, "what a build that has them will use"))
     return doubts
 
 

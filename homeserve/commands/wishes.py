@@ -2,7 +2,7 @@
 
 Settings that `up` has too are read as `up` reads them, from the environment and homeserve.toml as well, so that a plan
 is the one that `up` would make. A plan may also be asked for with settings that `up` cannot run yet (another KV type,
-cards): those are read here, and only from the command line. Without them the settings of `up` count.
+cards beside the CPU): those are read here, and only from the command line. Without them the settings of `up` count.
 """
 
 from __future__ import annotations
@@ -116,6 +116,8 @@ def wish_of(args: argparse.Namespace, settings: Settings, box: Box) -> Wish:
         floor_bytes=settings.floor_mib * MIB if "floor_mib" in said else None,
         threads=threads_of_rank(settings.threads, ranks, box),
         cores=box.cpu.usable if box.cpu is not None else 0,
+        resident=False,
+        like_cpu=True,
     )
 
 

@@ -39,6 +39,7 @@ class Census:
         held = {lane: count for lane, _, count in self.holdings}
         ranks = []
         for result in results:
+            launches = {"launches": None if result.launches is None else dict(result.launches)}
             for pool in result.census:
                 leaks = [
                     {"page": None, "request": keys.get(lane, str(request)), "pages": count - held.get(lane, 0)}
@@ -48,9 +49,10 @@ class Census:
                 kept = self.of_rank[result.rank] if self.of_rank else self.pages
                 for pages in kept:  # a table is as long in every group: what leaks is told once
                     told = [] if pages.window else leaks
-                    ranks.append({"rank": result.rank, "pool": pool.pool, **asdict(pages), "leaks": told})
+                    ranks.append({"rank": result.rank, "pool": pool.pool, **asdict(pages), "leaks": told} | launches)
             if self.states is not None:
-                ranks.append({"rank": result.rank, "pool": "state", **asdict(self.states), "protected": 0, "leaks": []})
+                entry = {"rank": result.rank, "pool": "state", **asdict(self.states), "protected": 0, "leaks": []}
+                ranks.append(entry | launches)
         whole = all(p.free + p.live + p.cached + p.protected == p.capacity for p in self.pages)
         clean = whole and not any(r["leaks"] for r in ranks)
         live = sum(pages.live + pages.protected for pages in self.pages)

@@ -43,7 +43,7 @@ def flip_bytes_limit(limits: EngineLimits) -> int:
 
 def result_bytes_limit(limits: EngineLimits, top_logprobs: int = 20) -> int:
     """Upper bound of an encoded result: a sample a lane, or as many as a round may draw, log-probabilities with
-    `top_logprobs` alternatives each."""
+    `top_logprobs` alternatives each. (A census has no samples: its exchanges and launches have that room.)"""
     one = 32 + 16 * (top_logprobs + 1)
     flip = 48 * MOST_RANKS if limits.flip is not None else 0
     samples = limits.running * (1 + limits.most_drafts)

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import msgspec
 
-from homeserve.errors import SettingError, WorkerLost, WorkerStartError
+from homeserve.errors import DeviceError, HomeserveError, SettingError, WorkerLost, WorkerStartError
 from homeserve.fleet.backoff import Backoff
 from homeserve.fleet.capture import Captures
 from homeserve.fleet.life import Life
@@ -99,8 +99,9 @@ class Fleet:
         `kv_slots` and `window_slots` are the KV pool's sizes from here on (`wire.records.LoadSpec`), where they change:
         after a worker that was killed for memory.
 
-        A life that dies before it serves is followed by another, up to `START_ATTEMPTS`. Raises WorkerLost then, or at
-        once what a rank refuses to load for.
+        A life that dies before it serves is followed by another, up to `START_ATTEMPTS`; so is one whose card could not
+        be opened, since a driver takes a while to bring a lost one back. Raises WorkerLost then, or at once what else a
+        rank refuses to load for.
         """
         assert self._load is not None, "restart comes after load"
         if kv_slots is not None:
@@ -118,13 +119,13 @@ class Fleet:
                 await self._begin([""] * self.spec.ranks)
                 await self.load(self._load, self._on_progress)
                 return
-            except WorkerStartError as error:
+            except (WorkerStartError, DeviceError) as error:
                 log.warning("a restart failed", extra={"attempt": attempt, "why": error.message})
-                why = error.message
+                last: HomeserveError = error
                 await self._end_life()
             if self._stopped:
                 break
-        raise WorkerLost(f"the workers do not come up again: {why}")
+        raise WorkerLost(f"the workers do not come up again: {last.message}", fix=last.fix)
 
     async def stop(self) -> None:
         """End the workers, gently if they are idle, and release everything. May be called at any time, repeatedly."""
@@ -219,8 +220,8 @@ class Fleet:
         return RankStatus(
             rank=rank,
             pid=held.pid if held is not None and alive else None,
-            device=facts.device if facts else None,
-            backend=facts.backend if facts else self.spec.backend,
+            device=facts.device if facts else self.spec.device(rank).name or None,
+            backend=facts.backend if facts else self.spec.device(rank).backend,
             isa=facts.isa if facts else None,
             threads=facts.threads if facts else None,
             restarts=self.restarts,

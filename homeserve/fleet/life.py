@@ -7,7 +7,8 @@
 The first thing that goes wrong ends it: nothing more is issued, no result is believed, and whoever waits (a handshake,
 a load, the engine) is told once, with `loss`. A loss is noticed by
 
-    the process ends           its exit status; a SIGKILL together with the cgroup's counter is an out-of-memory kill
+    the process ends           its exit status; a SIGKILL together with the cgroup's counter is an out-of-memory kill,
+                               and one status says that its card is lost
     its doorbell ends          it is given a moment to end by itself, so that the exit status can tell why
     a report is damaged        or answers a plan out of turn
     a plan is refused          after the load: the others may be waiting for this rank inside the same plan. A rank may
@@ -43,6 +44,7 @@ from homeserve.fleet.inquest import Inquest
 from homeserve.fleet.oom import oom_kill_count
 from homeserve.fleet.rank import RankProcess
 from homeserve.fleet.spec import FleetSpec, Loss
+from homeserve.wire.exit_status import EXIT_DEVICE_LOST
 from homeserve.wire.records import (
     RECORD_VERSION,
     FlipOrder,
@@ -74,6 +76,10 @@ LOOK_PERIOD_S = 5.0
 STOPPED_S = 20.0
 """How long nobody may move while a rank is stopped by a signal: it does not go on by itself, so this does not have to
 last as long as a slow plan."""
+DEVICE_LOST_FIX = (
+    "look at what the kernel says of the card (dmesg: lines with Xid or NVRM, or with amdgpu), reset it or restart the"
+    " machine, or serve without it (--devices)"
+)
 _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 T = TypeVar("T")
@@ -196,7 +202,8 @@ class Life:
             await asyncio.wait({log_end}, timeout=TERM_GRACE_S)
         words = self.ranks[loss.rank].relay.last_words()
         kind = WorkerOutOfMemory if loss.oom else WorkerStartError
-        return kind(f"rank {loss.rank} {loss.why}" + (f"; it said: {words}" if words else ""))
+        fix = DEVICE_LOST_FIX if loss.device else None
+        return kind(f"rank {loss.rank} {loss.why}" + (f"; it said: {words}" if words else ""), fix=fix)
 
     # -------------------------------------------------------------------------------------------------------- plans
 
@@ -330,14 +337,23 @@ class Life:
 
     # --------------------------------------------------------------------------------------------------------- loss
 
-    def _lose(self, rank: int, why: str, *, oom: bool = False, seq: int | None = None, outside: bool = False) -> None:
+    def _lose(
+        self,
+        rank: int,
+        why: str,
+        *,
+        oom: bool = False,
+        seq: int | None = None,
+        outside: bool = False,
+        device: bool = False,
+    ) -> None:
         """The first loss ends this life; later ones are its consequences."""
         if not self._listening:
             return
         debt = self.book.debt(rank)
         if seq is None and debt is not None:
             why, seq = f"{why} while it owed {debt.text}", debt.seq
-        loss = Loss(rank, why, oom, seq, outside=outside)
+        loss = Loss(rank, why, oom, seq, outside=outside, device=device)
         with_evidence = (self._serving or self.state is LifeState.STUCK) and self._stick()
         self.state = LifeState.LOST
         self._unwatch()
@@ -393,11 +409,14 @@ class Life:
         status = await process.wait()
         if self._listening:
             self._on_bell(rank)  # what it still said counts, and one look sees all that a ring can hold
-            why, oom = self._cause(status)
-            self._lose(rank.rank, why, oom=oom, outside=-status in _ASKED_TO_END)
+            why, oom = self._cause(rank.rank, status)
+            lost = status == EXIT_DEVICE_LOST
+            self._lose(rank.rank, why, oom=oom, outside=-status in _ASKED_TO_END, device=lost)
 
-    def _cause(self, status: int) -> tuple[str, bool]:
+    def _cause(self, rank: int, status: int) -> tuple[str, bool]:
         """Words for an exit status, and whether it was an out-of-memory kill."""
+        if status == EXIT_DEVICE_LOST:
+            return f"lost its card ({self.spec.device(rank).told})", False
         if status >= 0:
             return f"ended with status {status}", False
         kills = oom_kill_count()

@@ -76,6 +76,7 @@ class RankProcess:
         self._report_memory = memory
         self._stacks_fd = stacks.fileno()
         sizes = acts.sizes if acts is not None else ActSizes(0, 0, 0, 0)
+        device = spec.device(rank)
         self._boot = Boot(
             rank=rank,
             ranks=spec.ranks,
@@ -83,8 +84,10 @@ class RankProcess:
             log_slot_bytes=slot_bytes_for(spec.slot_bytes),
             report_slots=report_slots,
             report_slot_bytes=report_slot_bytes,
-            backend=spec.backend,
-            device_index=spec.device_index,
+            backend=device.backend,
+            device_index=device.index,
+            device=device.id,
+            device_name=device.name,
             threads=spec.threads,
             cores=spec.cores[rank] if spec.cores else (),
             isa=spec.isa,

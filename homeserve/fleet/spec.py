@@ -10,6 +10,7 @@ from typing import Protocol
 
 from budget.host import allowed_threads
 from budget.ranks import ActSizes as ActSizes
+from homeserve.layouts.ranks import RankDevice
 from homeserve.wire.records import Result
 
 EXCHANGE_SPARE_S = 5.0
@@ -57,6 +58,12 @@ class FleetSpec:
     """How long a wait for another rank spins before it sleeps: only where each thread has a core of its own."""
     load_silence_s: float = 60.0
     """How long no rank may tell anything new of its load, on cores of its own; see `load_allowed_s`."""
+    devices: tuple[RankDevice, ...] = ()
+    """What each rank opens; empty: every rank `backend` and `device_index`."""
+
+    def device(self, rank: int) -> RankDevice:
+        """What rank `rank` opens."""
+        return self.devices[rank] if self.devices else RankDevice(self.backend, self.device_index)
 
     @property
     def plan_allowed_s(self) -> float:
@@ -99,6 +106,8 @@ class Loss:
     """Where the evidence of a hang lies."""
     outside: bool = False
     """No request can have been the reason: the process was stopped, or asked to end by a signal."""
+    device: bool = False
+    """The rank's card is lost. (A request may have been the reason: a kernel that went astray loses a card.)"""
 
     @property
     def told(self) -> str:

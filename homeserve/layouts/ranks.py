@@ -33,6 +33,26 @@ DISCRETE, UNIFIED = "discrete", "unified"
 
 
 @dataclass(frozen=True)
+class RankDevice:
+    """What a rank opens: a backend by name, and of a card its number among its kind in this box, its UUID or PCI
+    address (by which its driver is told), and its name."""
+
+    backend: str
+    index: int = 0
+    id: str = ""
+    name: str = ""
+
+    @property
+    def is_card(self) -> bool:
+        return bool(self.id)
+
+    @property
+    def told(self) -> str:
+        """For messages: `cuda:0, NVIDIA GeForce RTX 3090 (GPU-…)`."""
+        return f"{self.backend}:{self.index}, {self.name} ({self.id})" if self.is_card else self.backend
+
+
+@dataclass(frozen=True)
 class RankPlan:
     """All ranks of one server.
 
@@ -47,6 +67,7 @@ class RankPlan:
     acts            sizes of the memory for what ranks exchange; None with one rank
     memory_domain   discrete: every rank has its own arena and pools
     transit_bytes   of the memory through which ranks hand each other what moves at a flip
+    devices         what each rank opens
     """
 
     ranks: int
@@ -63,6 +84,11 @@ class RankPlan:
     memory_domain: str = DISCRETE
     flip: bool = False
     transit_bytes: int = 0
+    devices: tuple[RankDevice, ...] = ()
+
+    @property
+    def on_cards(self) -> bool:
+        return any(device.is_card for device in self.devices)
 
     @property
     def layouts(self) -> tuple[str, ...]:
@@ -71,8 +97,8 @@ class RankPlan:
 
     @property
     def shares_cores(self) -> bool:
-        """Whether there are more threads of ranks than cores."""
-        return self.ranks > 1 and not self.cores
+        """Whether there are more threads of ranks than cores. (Ranks on cards compute nothing there.)"""
+        return self.ranks > 1 and not self.cores and not self.on_cards
 
 
 def pinned_cores(ranks: int, threads: int, usable: int, cores: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -99,14 +125,17 @@ def rank_plan(
     memory_domain: str = DISCRETE,
     flip: bool = False,
     transit_bytes: int = 0,
+    devices: Sequence[RankDevice] = (),
 ) -> RankPlan:
     """The plan of the parts, checked once more. `threads` 0: of several ranks an even part of the `usable` cores, at
-    least one. With `flip` the parts of both layouts.
+    least one. With `flip` the parts of both layouts. `devices`: one for each rank (none: all on the CPU).
 
     Raises SettingError for ranges that do not cover the layers or part a layer from its source of K and V, and for
     vectors that do not have a positive entry for each rank.
     """
     each = (threads or max(1, usable // ranks)) if ranks > 1 else threads
+    if devices:
+        _check_length(devices, ranks, "devices")
     pinned = pinned_cores(ranks, each, usable, cores)
     at_rest = PIPELINE if ranks == 1 else layout
     serving = {PIPELINE, TENSOR} if flip and ranks > 1 else {at_rest}
@@ -130,6 +159,7 @@ def rank_plan(
         spin_us=SPIN_US if pinned else 0,
         memory_domain=memory_domain,
         flip=len(serving) > 1,
+        devices=tuple(devices) or (RankDevice("cpu"),) * ranks,
         transit_bytes=transit_bytes if len(serving) > 1 and memory_domain != UNIFIED else 0,
     )
 

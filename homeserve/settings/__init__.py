@@ -27,6 +27,7 @@ from homeserve.settings.readers import add_flags as add_flags
 from homeserve.settings.readers import load as load
 from homeserve.settings.readers import refuse_unknown as refuse_unknown
 from homeserve.settings.readers import resolve as resolve
+from homeserve.settings.table import CARD_BACKENDS as CARD_BACKENDS
 from homeserve.settings.table import Settings as Settings
 from homeserve.settings.table import flag as flag
 from homeserve.settings.table import options as options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -153,14 +154,59 @@ def _vector(value: object, said: str, name: str) -> tuple[int, ...]:
 
 
 def _devices(value: object, said: str, name: str) -> str:
-    """`auto`, `cpu`, or `cpu:N` for N ranks on the CPU, from 1 on."""
-    text, fix = str(value).strip().lower(), f"use cpu, or cpu:N for N ranks, 1 to {CPU_RANKS_MOST}"
+    """`auto`; `cpu`, or `cpu:N` for N ranks on the CPU, from 1 on; or cards with commas between, each as `cuda:N` or
+    `rocm:N`, by its UUID or its PCI address."""
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    words = [word.strip() for word in text.split(",")]
+    if not all(words):
+        raise SettingError(f"{said}: {text[:40]!r} has an empty word", field=name, fix=_DEVICES_FIX)
+    if len(words) > VECTOR_MAX:
+        raise SettingError(f"{said}: {len(words)} devices", field=name, fix=f"name at most {VECTOR_MAX}")
+    kinds = {_is_card(word) for word in words}
+    if kinds == {True}:
+        return ",".join(map(_card, words))
+    if len(words) == 1:
+        return _on_cpu(words[0].lower(), said, name)
+    if True not in kinds:
+        fix = "use cpu:N for N ranks on the CPU, or name cards"
+        raise SettingError(f"{said}: {text[:40]!r} is not a list of cards", field=name, fix=fix)
+    mixed = next(word for word in words if not _is_card(word))
+    if mixed.lower().partition(":")[0] == "cpu":
+        what = f"{said}: cards and the CPU in one fleet are not in this version ({text[:60]})"
+        raise SettingError(what, field=name, fix="name the cards alone, or cpu:N alone")
+    raise SettingError(f"{said}: {mixed[:60]!r} is no card", field=name, fix=_DEVICES_FIX)
+
+
+_DEVICES_FIX = (
+    f"use auto, cpu:N for N ranks on the CPU (1 to {CPU_RANKS_MOST}), or cards as homeserve probe lists them: cuda:0,"
+    " rocm:0, a UUID or a PCI address, with commas between"
+)
+_NUMBERED = re.compile(r"(cuda|rocm)(?::(\d{1,3}))?", re.I)
+_UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]{4,80}", re.I)
+_PCI = re.compile(r"(?:([0-9A-Fa-f]{4,8}):)?([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})(?:\.([0-7]))?")
+"""What names a card, as the probe spells it."""
+
+
+def _is_card(word: str) -> bool:
+    return any(form.fullmatch(word) for form in (_NUMBERED, _UUID, _PCI))
+
+
+def _card(word: str) -> str:
+    """`cuda:0`, a PCI address with all its parts, or a UUID as it was written."""
+    if numbered := _NUMBERED.fullmatch(word):
+        return f"{numbered[1].lower()}:{int(numbered[2] or 0)}"
+    if place := _PCI.fullmatch(word):
+        return f"{int(place[1] or '0', 16):04x}:{place[2]}:{place[3]}.{place[4] or 0}".lower()
+    return word
+
+
+def _on_cpu(text: str, said: str, name: str) -> str:
+    fix = f"use cpu, or cpu:N for N ranks, 1 to {CPU_RANKS_MOST}"
     if text in ("auto", "cpu"):
         return text
     count = text.removeprefix("cpu:")
     if count == text or not (count.isascii() and count.isdigit()):
-        what = "this version computes on the CPU of one box alone"
-        raise SettingError(f"{said}: {what}; {value!r} cannot be used", field=name, fix=fix)
+        raise SettingError(f"{said}: {text[:60]!r} is no device", field=name, fix=_DEVICES_FIX)
     if len(count) > 6 or int(count) > CPU_RANKS_MOST:
         what = f"{said}: {text[:40]} is more ranks than the CPU of one box may have: {CPU_RANKS_MOST}"
         raise SettingError(what, field=name, fix=fix)

@@ -20,6 +20,7 @@ TOML_LIMIT_BYTES = 1 << 20
 TESTING = "HOMESERVE_TESTING"
 FAULT = "HOMESERVE_FAULT"
 DRAFTS = "HOMESERVE_DRAFTS"
+CARDS = "HOMESERVE_TESTING_CARDS"
 
 _OURS = ENV_PREFIX + "TEST"
 """Variables of the test scripts, which are no settings."""
@@ -86,6 +87,8 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str], cwd: str | Pa
         **values,
         fault=_for_tests(environ, FAULT, "fault"),
         drafts_test=_drafts_test(environ),
+        cards_root=_for_tests(environ, CARDS, "cards_root"),
+        testing=environ.get(TESTING) == "1",
         print_config=bool(getattr(flags, "print_config", False)),
         sources=sources,
         warnings=tuple(_unknown_variables(environ)),

@@ -12,6 +12,9 @@ from homeserve.settings.option import DRAFTS_MOST, Option
 
 ENV_PREFIX = "HOMESERVE_"
 
+CARD_BACKENDS = ("cuda", "rocm")
+BACKENDS = ("cpu", *CARD_BACKENDS)
+
 
 def _option(default: Any, kind: str, help: str, group: str, **more: Any) -> Any:
     return field(default=default, metadata={"option": Option(kind, help, group, **more)})
@@ -57,10 +60,10 @@ class Settings:
     backend: str = _option(
         "auto",
         "text",
-        "what computes: auto (= cpu), cpu, or reference (NumPy: exact and slow)",
+        "what computes: auto (cards that are known to have kernels for the model, else the CPU), cpu, cuda (NVIDIA's"
+        " cards), rocm (AMD's), or reference (NumPy: exact and slow)",
         _BOX,
-        choices=("auto", "cpu", "reference"),
-        later=("cuda", "rocm"),
+        choices=("auto", *BACKENDS, "reference"),
         metavar="NAME",
     )
     threads: int = _option(
@@ -86,7 +89,13 @@ class Settings:
         0, "int", "tokens that the KV pool holds, over all requests", _BOX, low=0, high=1 << 28, zero="what fits"
     )
     floor_mib: int = _option(
-        256, "int", "memory in MiB that must stay free at the peak", _BOX, low=0, high=1 << 24, metavar="N"
+        256,
+        "int",
+        "memory in MiB that must stay free at the peak, on the host and on each card (unsaid: 1024 on a card)",
+        _BOX,
+        low=0,
+        high=1 << 24,
+        metavar="N",
     )
     deterministic: bool = _option(
         False, "flag", "the same tokens whatever the batch, threads, chunks or restarts", _BOX
@@ -95,7 +104,8 @@ class Settings:
     devices: str = _option(
         "auto",
         "devices",
-        f"what the ranks are: auto (= cpu), or cpu:N for N ranks (1 to {CPU_RANKS_MOST}), each a process on the CPU",
+        "what the ranks are: auto (as --backend says), cards with commas between, in order of rank (cuda:0, rocm:0 as"
+        f" homeserve probe counts them, a UUID, a PCI address), or cpu:N, N ranks on the CPU (1 to {CPU_RANKS_MOST})",
         _RANKS,
         metavar="D",
     )
@@ -213,6 +223,10 @@ class Settings:
     """HOMESERVE_FAULT: a fault for tests, only under HOMESERVE_TESTING=1."""
     drafts_test: str = ""
     """HOMESERVE_DRAFTS, likewise: `wrong` or `accept:N` (`LoadSpec.drafts_test`)."""
+    cards_root: str = ""
+    """HOMESERVE_TESTING_CARDS, likewise: a recorded tree in place of `/`, for what the probe reads of AMD's cards."""
+    testing: bool = False
+    """HOMESERVE_TESTING=1: one card may be two ranks."""
     print_config: bool = False
     sources: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
@@ -220,8 +234,23 @@ class Settings:
 
     @property
     def ranks(self) -> int:
-        """How many ranks `devices` asks for."""
+        """How many ranks `devices` asks for; 1 where the box decides."""
         return ranks_of(self.devices)
+
+    @property
+    def cards(self) -> tuple[str, ...]:
+        """The cards that `devices` names, in order of rank; () where it names none."""
+        return cards_of(self.devices)
+
+    @property
+    def wants_cards(self) -> bool:
+        """Whether the ranks are cards, whichever they are: anything else is an error."""
+        return bool(self.cards) or self.backend in CARD_BACKENDS
+
+    @property
+    def ranks_known(self) -> bool:
+        """Whether `ranks` is what was asked for. The cards of a box are counted when it has been looked at."""
+        return not (self.devices == "auto" and self.backend in CARD_BACKENDS)
 
     def as_json(self) -> dict[str, Any]:
         """What `--print-config` prints."""
@@ -234,8 +263,14 @@ class Settings:
 
 
 def ranks_of(devices: str) -> int:
-    """Of `--devices`: auto and cpu are one rank."""
-    return int(devices.partition(":")[2] or 1)
+    """Of `--devices`: auto and cpu are one rank, cards one each."""
+    return len(cards_of(devices)) or int(devices.partition(":")[2] or 1)
+
+
+def cards_of(devices: str) -> tuple[str, ...]:
+    """Of `--devices`: its words, where they are cards."""
+    words = tuple(devices.split(","))
+    return () if words[0] == "auto" or words[0].partition(":")[0] == "cpu" else words
 
 
 def shown(value: Any) -> Any:

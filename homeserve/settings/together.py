@@ -6,18 +6,24 @@ from collections.abc import Callable, Sequence
 
 from budget.wish import NO_DRAFTS_IN_A_PIPELINE
 from homeserve.errors import SettingError
-from homeserve.settings.table import Settings, flag, shown
+from homeserve.settings.table import CARD_BACKENDS, Settings, flag, shown
 
 _LAYOUT_OF = {"pipeline_ratio": "pipeline", "weight_vector": "tensor", "token_vector": "tensor"}
 _OF_FLIP = ("flip_dwell_s", "park_deadline_s", "image_spill")
-_MORE_RANKS = "say --devices cpu:N with N from 2 on, or leave {} out"
+_MORE_RANKS = "say --devices cpu:N with N from 2 on (or name several cards), or leave {} out"
 
 
 def check_together(settings: Settings) -> Settings:
-    """The same settings. Raises SettingError for those of ranks and layouts that contradict each other."""
+    """The same settings. Raises SettingError for those of devices, ranks and layouts that contradict each other.
+
+    Where the box decides how many ranks there are (`--backend cuda`), what depends on their number is checked when it
+    is known: whoever counted the cards checks once more.
+    """
     given = _given(settings)
-    for check in _CHECKS:
-        check(settings, given)
+    for check in _OF_DEVICES:
+        check(settings)
+    for check_ranks in _CHECKS if settings.ranks_known else ():
+        check_ranks(settings, given)
     return settings
 
 
@@ -73,6 +79,49 @@ def _said(settings: Settings, name: str) -> str:
     return settings.sources.get(name, flag(name))
 
 
+def _check_backend(settings: Settings) -> None:
+    """Devices and backend say the same."""
+    said, cards = f"{_said(settings, 'backend')} {settings.backend}", settings.cards
+    if cards and settings.backend in ("cpu", "reference"):
+        what = f"{said}: computes on the CPU, and {_said(settings, 'devices')} names {settings.devices}"
+        raise SettingError(what, field="backend", fix="leave --backend or --devices out")
+    if settings.backend not in CARD_BACKENDS:
+        return
+    if not cards and settings.devices != "auto":
+        what = f"{said}: computes on cards, and {_said(settings, 'devices')} is {settings.devices}"
+        raise SettingError(what, field="devices", fix=f"name cards ({settings.backend}:0), or leave --devices out")
+    other = next((word for word in cards if word.partition(":")[0] in CARD_BACKENDS and not _is_of(word, settings)), "")
+    if other:
+        what = f"{said}: does not compute on {other}"
+        raise SettingError(
+            what, field="devices", fix="leave --backend out: each card has its own, and they may be mixed"
+        )
+
+
+def _is_of(word: str, settings: Settings) -> bool:
+    return word.partition(":")[0] == settings.backend
+
+
+def _check_cards(settings: Settings) -> None:
+    """What cards cannot have."""
+    cards = settings.cards
+    twice = next((word for n, word in enumerate(cards) if word.lower() in map(str.lower, cards[:n])), "")
+    if twice and not settings.testing:
+        what = f"{_said(settings, 'devices')}: {twice} is named twice: a card is one rank"
+        raise SettingError(what, field="devices", fix="name each card once")
+    if not settings.wants_cards:
+        return
+    if settings.deterministic:
+        what = "--deterministic: a card computes a row with other last digits when others are computed beside it"
+        raise SettingError(what, field="deterministic", fix="use --devices cpu (cpu:N), or leave --deterministic out")
+    if settings.memory == "unified":
+        what = f"{_said(settings, 'memory')} unified: is memory of several ranks on the CPU, and the ranks are cards"
+        raise SettingError(what, field="memory", fix="leave --memory out: every card has its own")
+    if settings.isa is not None:
+        what = f"{_said(settings, 'isa')} {settings.isa}: is of the CPU's kernels, and the ranks are cards"
+        raise SettingError(what, field="isa", fix="leave --isa out")
+
+
 def _check_vectors(settings: Settings, given: Sequence[str]) -> None:
     ranks, layout, flips = settings.ranks, settings.layout, flip_mode(settings) != "off"
     for name in given:
@@ -80,7 +129,8 @@ def _check_vectors(settings: Settings, given: Sequence[str]) -> None:
         said = f"{_said(settings, name)} {shown(vector)}"
         if ranks == 1:
             what = f"{said}: divides a model over several ranks, and there is one"
-            raise SettingError(what, field=name, fix=f"say --devices cpu:{len(vector)}, or leave {flag(name)} out")
+            more = f"say --devices cpu:{len(vector)} (or name so many cards)"
+            raise SettingError(what, field=name, fix=f"{more}, or leave {flag(name)} out")
         if len(vector) != ranks:
             what = f"{said}: {len(vector)} numbers for {ranks} ranks"
             raise SettingError(what, field=name, fix=f"give one number for each rank of --devices {settings.devices}")
@@ -146,6 +196,7 @@ def _check_drafting(settings: Settings, given: Sequence[str]) -> None:
         raise SettingError(what, field="drafts_test", fix="unset it, or leave --draft out")
 
 
+_OF_DEVICES: tuple[Callable[[Settings], None], ...] = (_check_backend, _check_cards)
 _CHECKS: tuple[Callable[[Settings, Sequence[str]], None], ...] = (
     _check_vectors,
     _check_layout,

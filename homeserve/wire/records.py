@@ -21,7 +21,7 @@ from enum import IntEnum
 
 import msgspec
 
-RECORD_VERSION = 7
+RECORD_VERSION = 8
 
 
 class PlanKind(IntEnum):
@@ -301,6 +301,8 @@ class Result(_Record, frozen=True):
     flip: FlipAnswer | None = None
     draft_us: int = 0
     """Microseconds of `busy_us` for steps of drafting."""
+    launches: tuple[tuple[str, int], ...] | None = None
+    """What a census adds: (symbol, launches since the load) of each kernel; None on a device that counts none."""
     notes: tuple[str, ...] = ()
     """What is not as it was asked for on this rank, and stops nothing: told once, with the first answer behind it that
     is not one to a load."""
@@ -317,6 +319,7 @@ class Boot(_Record, frozen=True):
     report_slot_bytes: int
     backend: str
     device_index: int
+    """Of a card, its number among its kind in this box: for people. The driver is told `device`."""
     threads: int
     cores: tuple[int, ...]
     isa: str = ""
@@ -349,6 +352,10 @@ class Boot(_Record, frozen=True):
     """and states of recurrent layers."""
     transit_fd: int = -1
     """Memory through which ranks hand each other what moves at a flip, -1 where there is none."""
+    device: str = ""
+    """UUID or PCI address of the rank's card, empty on the CPU,"""
+    device_name: str = ""
+    """and what it is called, for messages."""
 
 
 Report = Hello | Progress | Result

@@ -11,6 +11,7 @@ from __future__ import annotations
 from backends.acts import PeerLate
 from homeserve.errors import (
     BudgetError,
+    DeviceError,
     HomeserveError,
     InvalidModelFile,
     ModelError,
@@ -32,7 +33,16 @@ PEER_LATE = "peer_late"
 
 _PLAIN: dict[str, type[HomeserveError]] = {
     kind.code: kind
-    for kind in (BudgetError, ModelError, ModelNotFound, SettingError, UnsupportedModel, WireError, WorkerStartError)
+    for kind in (
+        BudgetError,
+        DeviceError,
+        ModelError,
+        ModelNotFound,
+        SettingError,
+        UnsupportedModel,
+        WireError,
+        WorkerStartError,
+    )
 }
 
 

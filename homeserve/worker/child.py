@@ -8,7 +8,8 @@ Until Hello this process must not die silently or outlive its parent, so the fir
 - SIGUSR1 writes every thread's stack to a file that the engine reads (homeserve.fleet.capture); a crash writes them
   there and to stderr.
 
-Exit status: 0 after STOP, 3 on a damaged plan log, `EXIT_ENGINE_GONE` when the engine went first.
+Exit status (`homeserve.wire.exit_status`): 0 after STOP; others on a damaged plan log, when the engine went first, and
+when the rank's card is lost. That one ends the process at once: to give back what it held would ask the driver again.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from homeserve import log as logs
 from homeserve.errors import WireError
 from homeserve.wire.codec import decode
 from homeserve.wire.doorbell import BellReader, BellWriter
+from homeserve.wire.exit_status import EXIT_DEVICE_LOST, EXIT_ENGINE_GONE, EXIT_OK, EXIT_WIRE
 from homeserve.wire.faults import parse
 from homeserve.wire.records import Boot, Hello
 from homeserve.wire.ring import PlanLogReader, ReportWriter, Slots, ring_bytes
@@ -32,9 +34,6 @@ from homeserve.wire.segments import Segment
 
 log = logging.getLogger(__name__)
 
-EXIT_OK = 0
-EXIT_WIRE = 3
-EXIT_ENGINE_GONE = 4
 BOOT_BYTES_MAX = 64 * 1024
 _PR_SET_PDEATHSIG = 1
 
@@ -61,6 +60,7 @@ def main(argv: list[str]) -> int:
 
 def _serve(boot: Boot) -> None:
     # Imported after the parent's death is watched for: NumPy takes a while.
+    from backends.gpu.errors import DeviceLost
     from homeserve.worker.faults import FaultPoint
     from homeserve.worker.loop import EngineGone, Reports, ThrottledProgress, run_plans
     from homeserve.worker.runner import Runner
@@ -76,6 +76,11 @@ def _serve(boot: Boot) -> None:
     try:
         reports.send(Hello(boot.rank, os.getpid()))
         run_plans(boot.rank, PlanLogReader(plan_slots), bell, reports, runner, faults)
+    except DeviceLost as error:
+        log.critical("%s", error.message, extra={"fix": error.fix, "card": error.card or boot.device_name})
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(EXIT_DEVICE_LOST)
     except EngineGone:
         log.warning("the engine is gone")
         sys.exit(EXIT_ENGINE_GONE)

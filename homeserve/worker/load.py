@@ -39,11 +39,13 @@ from backends.base import (
     Unsupported,
     WeightHome,
 )
+from backends.gpu.errors import DeviceLost, GpuError
 from backends.quant import QuantType
 from homeserve.errors import BudgetError, SettingError, UnsupportedModel, told_of
 from homeserve.layouts.share import PIPELINE, TENSOR, Share
 from homeserve.wire.faults import ForcedDrafts, parse_drafts
 from homeserve.wire.records import Boot, LoadSpec, RankFacts
+from homeserve.worker.cards import told
 from homeserve.worker.faults import FaultPoint
 from homeserve.worker.flip import RankFlip
 from homeserve.worker.flipping import checked_geometry
@@ -118,11 +120,19 @@ class _Read:
 
 
 def load(boot: Boot, spec: LoadSpec, progress: LoadProgress, faults: FaultPoint) -> Loaded:
-    """Raises HomeserveError; nothing is left open then."""
-    with ExitStack() as opened:
-        loaded = _Load(boot, spec, progress, faults, opened).run()
-        opened.pop_all()
-    return loaded
+    """Raises HomeserveError; nothing is left open then. Raises DeviceLost as it is: with it the process ends, and what
+    is open is left to that."""
+    opened = ExitStack()
+    try:
+        return _Load(boot, spec, progress, faults, opened).run()
+    except DeviceLost:
+        raise
+    except GpuError as error:
+        opened.close()
+        raise told(boot, error) from error
+    except BaseException:
+        opened.close()
+        raise
 
 
 class _Load:
@@ -159,6 +169,8 @@ class _Load:
                 self._opened.callback(layouts.close)
             except Unsupported as error:
                 raise UnsupportedModel(str(error), fix="use another backend or another quantisation") from error
+            except GpuError:
+                raise
             except MemoryError as error:
                 raise BudgetError(
                     f"rank {self._boot.rank} ran out of memory while loading: {error}",
@@ -298,6 +310,8 @@ class _Load:
         boot = self._boot
         try:
             backend = open_backend(boot.backend, self._options)
+        except GpuError:
+            raise
         except (ValueError, OSError, ImportError, RuntimeError) as error:
             raise SettingError(f"backend {boot.backend} cannot be opened: {error}", field="backend") from error
         self._opened.callback(backend.close)
@@ -312,7 +326,8 @@ class _Load:
     @property
     def _options(self) -> OpenOptions:
         boot = self._boot
-        return OpenOptions(boot.device_index, boot.threads, boot.cores, boot.isa)
+        extra = {"device": boot.device} if boot.device else {}
+        return OpenOptions(boot.device_index, boot.threads, boot.cores, boot.isa, extra)
 
     def _open_collective(self) -> Collective | None:
         """This rank's end of what the ranks exchange; None where they exchange nothing."""

@@ -4,7 +4,8 @@
 
 Every plan gets exactly one answer. What goes wrong inside a plan becomes that answer (`ok` False, a code and a reason)
 and the loop goes on: the verdict is the engine's. What is wrong with the log itself (a damaged or misplaced record)
-ends the process, because nothing that follows could be trusted.
+ends the process, because nothing that follows could be trusted; and so does a card that is lost (DeviceLost). A card
+without memory for a step is a fault of that plan like others.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable
 
 from backends.acts import ExchangeError
 from backends.base import LoadProgress
+from backends.gpu.errors import DeviceLost
 from homeserve.errors import HomeserveError, RecordTooLarge
 from homeserve.wire.codec import encode
 from homeserve.wire.doorbell import BellReader, BellWriter
@@ -86,7 +88,7 @@ class ThrottledProgress(LoadProgress):
 def run_plans(
     rank: int, plans: PlanLogReader, bell: BellReader, reports: Reports, runner: Runner, faults: FaultPoint
 ) -> None:
-    """Run plans until STOP. Raises EngineGone if the engine goes first, WireError on a damaged log."""
+    """Run plans until STOP. Raises EngineGone if the engine goes first, WireError on a damaged log, DeviceLost."""
     idle_since = time.monotonic_ns()
     pending = 0
     waited_before = 0
@@ -113,7 +115,7 @@ def run_plans(
 
 
 def answer(rank: int, plan: Plan, runner: Runner, faults: FaultPoint) -> Result:
-    """The rank's answer to a plan, whatever happens in it."""
+    """The rank's answer to a plan, whatever happens in it; but DeviceLost is raised."""
     if not plan.ranks >> rank & 1:
         return Result(rank, plan.seq, plan.epoch)
     try:
@@ -122,6 +124,8 @@ def answer(rank: int, plan: Plan, runner: Runner, faults: FaultPoint) -> Result:
     except HomeserveError as error:
         log.warning("plan %d refused: %s", plan.seq, error.message)
         return refused(rank, plan.seq, plan.epoch, error)
+    except DeviceLost:
+        raise  # nothing of this process can answer for its card any more
     except FlipRefused as error:
         reason = with_notes(error, str(error))
         log.warning("plan %d: no flip: %s", plan.seq, reason)
@@ -140,6 +144,7 @@ def answer(rank: int, plan: Plan, runner: Runner, faults: FaultPoint) -> Result:
         facts=given.facts,
         census=given.census,
         exchanges=given.exchanges,
+        launches=given.launches,
         flip=given.flip,
         draft_us=given.draft_us,
         notes=given.notes,
@@ -187,5 +192,6 @@ def _timed(
         exchanges,
         result.flip,
         result.draft_us,
+        result.launches,
         result.notes,
     )

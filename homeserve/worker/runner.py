@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from backends.base import Counts, LoadProgress, Program
+from backends.base import Backend, Counts, CountsLaunches, LoadProgress, Program
 from homeserve.wire.records import (
     PACK,
     Boot,
@@ -48,6 +48,8 @@ class Answer:
     census: tuple[PoolCensus, ...] = ()
     exchanges: tuple[tuple[str, int, int, int], ...] = ()
     """(label, calls, bytes moved, microseconds waited) of each exchange with other ranks since the load."""
+    launches: tuple[tuple[str, int], ...] | None = None
+    """(symbol, launches) of each kernel since the load; None on a device that counts none."""
     flip: FlipAnswer | None = None
     draft_us: int = 0
     """Microseconds for steps of drafting."""
@@ -93,7 +95,7 @@ class Runner:
         if plan.kind in FLIPS:
             return Answer(flip=self._flip(loaded, plan))
         if plan.kind == PlanKind.CENSUS:
-            return Answer(census=self._census(loaded), exchanges=self._exchanges())
+            return Answer(census=self._census(loaded), exchanges=self._exchanges(), launches=_launches(loaded.backend))
         if plan.kind == PlanKind.FLUSH:
             lanes.lanes[:] = [None] * len(lanes.lanes)
             return Answer()
@@ -199,6 +201,10 @@ class Runner:
             drawn = [Drawn(each.lane, request_bits(each.request), each.token) for each in samples if each.token >= 0]
             self._sender.send(plan.epoch, plan.seq, drawn)
         return samples
+
+
+def _launches(backend: Backend) -> tuple[tuple[str, int], ...] | None:
+    return tuple(sorted(backend.launch_counts().items())) if isinstance(backend, CountsLaunches) else None
 
 
 def _waited_us(counts: Counts) -> int:

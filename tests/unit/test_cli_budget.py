@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,10 @@ def wish(*words: str, environ: dict[str, str] | None = None, on: Box | None = No
     return wishes.wish_of(args, settings, on or Box("b", None, None))
 
 
+wished = partial(Wish, resident=False, like_cpu=True)
+"""As `up` asks for cards."""
+
+
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
     """Exit code and JSON of `homeserve budget WORDS --json`, which alone stands on stdout."""
     code = cli.main(["budget", *words, "--json"])
@@ -81,7 +86,7 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[st
 
 
 def test_nothing_said_is_nothing_wished() -> None:
-    assert wish() == Wish()
+    assert wish() == wished()
 
 
 def test_every_word_becomes_its_wish() -> None:
@@ -90,7 +95,7 @@ def test_every_word_becomes_its_wish() -> None:
         " --layout tensor --flip off --weight-vector 30,17,17 --token-vector 3,1,1 --pipeline-ratio 8,4,4 --cpu-moe 12"
         " --draft off --vision"
     )
-    assert wish(*words.split()) == Wish(
+    assert wish(*words.split()) == wished(
         context=4096, kv_tokens=8192, kv_type="q8_0", running=3, chunk=64, floor_bytes=512 * MIB,
         devices=("cuda:0", "cpu"), layout="tensor", flip="off", weight_vector=(30, 17, 17), token_vector=(3, 1, 1),
         pipeline_ratio=(8, 4, 4), cpu_moe=12, draft=False, vision=True,
@@ -99,9 +104,9 @@ def test_every_word_becomes_its_wish() -> None:
 
 def test_ranks_on_the_cpu_and_their_threads() -> None:
     found = wish(*"--devices cpu:3 --layout tensor --weight-vector 2,1,1".split())
-    assert found == Wish(devices=("cpu",), cpu_ranks=3, layout="tensor", weight_vector=(2, 1, 1))
+    assert found == wished(devices=("cpu",), cpu_ranks=3, layout="tensor", weight_vector=(2, 1, 1))
     assert (
-        wish("--devices", "cpu:1") == wish("--devices", "cpu:0") == wish("--devices", "CPU") == Wish(devices=("cpu",))
+        wish("--devices", "cpu:1") == wish("--devices", "cpu:0") == wish("--devices", "CPU") == wished(devices=("cpu",))
     )
     box = Box("b", None, CpuFacts("x", 16, 8, "physical cores", frozenset()))
     shared = wish("--devices", "cpu:3", on=box)
@@ -114,7 +119,7 @@ def test_settings_of_up_count_where_the_command_line_says_nothing() -> None:
     environ = {"HOMESERVE_DEVICES": "cpu:2", "HOMESERVE_TOKEN_VECTOR": "3,1", "HOMESERVE_LAYOUT": "tensor"}
     found = wish(environ=environ)
     assert (found.cpu_ranks, found.token_vector, found.layout) == (2, (3, 1), "tensor")
-    assert wish("--devices", "auto", "--token-vector", "auto", "--layout", "auto", environ=environ) == Wish()
+    assert wish("--devices", "auto", "--token-vector", "auto", "--layout", "auto", environ=environ) == wished()
 
 
 @pytest.mark.parametrize(
@@ -128,7 +133,7 @@ def test_layers_of_experts(words: tuple[str, ...], layers: int) -> None:
 
 def test_each_setting_may_be_said_with_a_value_so_that_nearest_can_be_run() -> None:
     words = "--vision off --draft auto --cpu-moe auto --devices auto --weight-vector auto --layout auto --flip auto"
-    assert wish(*words.split()) == Wish()
+    assert wish(*words.split()) == wished()
 
 
 def test_settings_of_up_count_here_too(tmp_path: Path) -> None:
@@ -200,9 +205,10 @@ def test_what_up_of_this_version_refuses() -> None:
     assert refused({"layout": "auto", "flip": "off", "kv_type": "bf16", "chunk": 64, "devices": "cpu"}) == ()
     assert refused({"context": 4096, "quant": "Q2_K", "shape": "x", "assume_ram_mib": 9, "vision": "off"}) == ()
     assert refused({"layout": "tensor", "devices": "cpu:3", "weight_vector": "2,1,1"}) == ()
-    assert refused({"devices": "cuda:0,cuda:1", "cpu_moe": 12, "draft": "off", "vision": "on"}) == (
-        "--devices cuda:0,cuda:1", "--cpu-moe 12", "--vision on"
+    assert refused({"devices": "cuda:0,cpu", "cpu_moe": 12, "draft": "off", "vision": "on"}) == (
+        "--devices cuda:0,cpu", "--cpu-moe 12", "--vision on"
     )  # fmt: skip
+    assert refused({"devices": "cuda:0,rocm:0"}) == ()
     assert refused({"kv_type": "f4"}) == ("--kv-type f4",)
 
 
@@ -211,8 +217,8 @@ def test_a_plan_that_this_version_cannot_run_says_so_first(capsys: pytest.Captur
         assert cli.main(["budget", "--shape", "qwen3-8b", *words]) == 0
         return " ".join(capsys.readouterr().out.split())
 
-    text = page("--box", "cards.json")
-    assert text.startswith("FITS, but this version computes on the CPU only: it has no cuda backend for device 0")
+    text = page("--box", "cards.json", "--devices", "cuda:0,cpu")
+    assert text.startswith("FITS, but this version computes on cards or on the CPU: it has no fleet of both;")
     assert "To run it (MODEL is the file, which is not here; not in this version, see the first line)" in text
     assert page("--box", "box.json", "--vision").startswith("FITS, but this version has no --vision on. Qwen3 8B")
     text = page("--box", "box.json", "--quant", "q2_k")
@@ -352,14 +358,17 @@ def test_what_if_the_model_were_smaller(capsys: pytest.CaptureFixture[str]) -> N
     assert weights("--quant", "q2_k") < 0.8 * weights()
 
 
-def test_a_card_without_a_backend_is_the_first_doubt(capsys: pytest.CaptureFixture[str]) -> None:
-    _, read = shown(capsys, "--shape", "qwen3-8b", "--box", "cards.json")
+def test_a_fleet_that_is_not_to_be_had_is_the_first_doubt(capsys: pytest.CaptureFixture[str]) -> None:
+    both = ("--shape", "qwen3-8b", "--box", "cards.json", "--devices", "cuda:0,cpu")
+    _, read = shown(capsys, *both)
     assert read["doubts"][0]["where"] == "backend"
-    assert "no cuda backend for device 0 (RTX 3090)" in read["doubts"][0]["what"]
+    assert "it has no fleet of both" in read["doubts"][0]["what"]
     assert read["plan"]["command"].startswith("homeserve up MODEL")
-    cli.main(["budget", "--shape", "qwen3-8b", "--box", "cards.json"])
+    cli.main(["budget", *both])
     text = capsys.readouterr().out
-    assert "What is in doubt\n  - backend: this version computes on the CPU only" in text
+    assert "What is in doubt\n  - backend: this version computes on cards or on the CPU" in text
+    _, read = shown(capsys, "--shape", "qwen3-8b", "--box", "cards.json")
+    assert all(doubt["where"] != "backend" for doubt in read["doubts"])
     _, read = shown(capsys, "--shape", "qwen3-8b", "--box", "box.json", "--kv-type", "q8_0")
     assert all(doubt["where"] != "backend" for doubt in read["doubts"])
     _, read = shown(capsys, "--shape", "qwen3-8b", "--box", "box.json")
@@ -513,7 +522,8 @@ def test_a_terminal_without_the_letters_gets_others(capsys: pytest.CaptureFixtur
 def test_doubts_of_devices_that_nobody_uses_are_left_out(told: Any) -> None:
     assert budget.not_here_yet(told.ceilings, (2,), "f16") == []
     (small,) = budget.not_here_yet(told.ceilings, (2,), "q4_0")
-    assert small.what == "this version has no KV rows of q4_0 on the CPU"
+    assert small.what == "this version has no KV rows of q4_0"
     (doubt,) = budget.not_here_yet(told.ceilings, (0, 1, 2), "f16")
-    assert "device 0 (NVIDIA GeForce RTX 5090) and device 1 (NVIDIA GeForce RTX 3080)" in doubt.what
+    assert doubt.what == "this version computes on cards or on the CPU: it has no fleet of both"
+    assert budget.not_here_yet(told.ceilings, (0, 1), "f16") == []
     assert isinstance(told.plan, Plan)

@@ -114,6 +114,7 @@ def test_the_780m_laptop(recorded: Recorded) -> None:
         gtt_used_bytes=211398656,
         link=None,
         pci="0000:c4:00.0",
+        order=1,
     )
     assert said(box).count("amdgpu") == 0 and "kfd" not in said(box)
 
