@@ -101,7 +101,7 @@ def count(capabilities: Iterable[Capability]) -> tuple[int, int, int]:
 
 
 def _answer(op: str, kind: str, compiled: bool, failed: Mapping[str, str]) -> Capability:
-    rests = _rests_on(op, kind)
+    rests = rests_on(op, kind)
     missing = [file for file, found in rests.items() if not found]
     if missing:
         return Capability(op, kind, False, f"no kernel for this type: {', '.join(missing)}")
@@ -113,7 +113,7 @@ def _answer(op: str, kind: str, compiled: bool, failed: Mapping[str, str]) -> Ca
     return Capability(op, kind, True) if compiled else Capability(op, kind, None, UNKNOWN)
 
 
-def _rests_on(op: str, kind: str) -> dict[str, list[Symbol]]:
+def rests_on(op: str, kind: str) -> dict[str, list[Symbol]]:
     """File -> symbols that (op, kind) needs of it."""
     own = kind in QuantType.__members__ and op not in VECTORS and not (kind == "F32" and op in _PLAIN)
     found: dict[str, list[Symbol]] = {}

@@ -31,7 +31,7 @@ import numpy.typing as npt
 import simt_rig as rig
 
 from backends.gpu.arch import arch
-from backends.gpu.device import CardFacts
+from backends.gpu.device import CardFacts, Recording
 from backends.gpu.errors import DeviceLost, DriverError, OutOfDeviceMemory
 from backends.gpu.launch import Launch, Symbol
 
@@ -258,7 +258,8 @@ class EmulatedDevice:
             self._check(launch)
         return EmulatedRecording(tuple(launches))
 
-    def replay(self, recording: EmulatedRecording) -> None:
+    def replay(self, recording: Recording) -> None:
+        assert isinstance(recording, EmulatedRecording), "of this device"
         if recording.closed:
             raise rig.Fault("a recording that was closed is replayed")
         self.replays += 1

@@ -12,13 +12,16 @@ from backends.gpu.ops.buffers import Planes, Rows
 from backends.gpu.ops.quants import quantised_bytes
 from backends.quant import QuantType
 
+ROW_FLOATS = 16
+"""A row's stride is a multiple."""
 QUANTISED = ("quantised hi", "quantised lo", "quantised scale", "quantised sum")
 """Scratch of the planes that one op writes and the next one reads, in the order of `ops.buffers.Planes`."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """Of a program, before it has any memory. `rows`: the most rows of the op at hand; `weights` by name."""
+    """Of a program, before it has any memory. `rows`: the most rows of the op at hand; `weights` by name; `ranks` of
+    the fleet."""
 
     facts: CardFacts
     limits: Limits
@@ -26,6 +29,7 @@ class Context:
     states: StatePool
     weights: Mapping[str, TensorView]
     rows: int
+    ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,7 @@ class Places(Protocol):
     limits: Limits
     kv: KvPool
     states: StatePool
+    ranks: int
 
     def rows(self, buffer: Buffer) -> Rows: ...
 
@@ -115,6 +120,11 @@ class Places(Protocol):
         """Where rows of held lanes are kept: (results of the convolution, or columns of JoinHidden; rows of `mixed`), a
         row as long as `steps.recurrent.kept` says; 0 where nothing is ever held."""
         ...
+
+
+def stride_of(width: int) -> int:
+    """Floats from one row of a buffer to the next."""
+    return -(-width // ROW_FLOATS) * ROW_FLOATS
 
 
 def quantised_scratch(rows: int, width: int) -> dict[str, int]:

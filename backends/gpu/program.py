@@ -1,0 +1,323 @@
+"""`GpuProgram`: a bound op list on a card.
+
+    run(batch)     check ─▶ fill the block, upload ─▶ segments, with exchanges between them ─▶ logits come down ─▶ wait
+    draft(batch)   the same with the ops behind the mark `DraftStep`
+    accept(kept)   launches that make held rows part of the states
+
+Batches of one shape have the same launches. The first of a shape are launched one by one; when the shape comes again
+each of its segments is recorded, and replayed from then on. The shapes that came last are kept, `RECORDINGS_MOST` of
+them: decoding repeats a few, prompts hardly any.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from backends.base import Batch, LoadProgress, MemoryRegion, PoolParts, Stamp
+from backends.gpu import held
+from backends.gpu.batch import PAIRS, Block, checked
+from backends.gpu.device import Device, HostMemory, Memory, Recording
+from backends.gpu.plan import Bases, Output, Placed, Plan, turns_of
+from backends.gpu.pools import GpuPools, all_of, checked_parts
+from backends.gpu.recorder import Segment, segments
+from backends.gpu.staging import LOAD_LINE, STAGING_BYTES, Staging
+from backends.gpu.states import check_pairs
+from backends.gpu.steps import exchange, recurrent
+from backends.gpu.steps.base import BatchShape, stride_of
+from backends.gpu.transport.base import Transport
+from backends.gpu.weights import CardWeights, OfFile, fill
+
+Ints = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+
+RECORDINGS_MOST = 64
+"""Shapes whose launches are kept."""
+NO_INTS: Ints = np.zeros(0, np.int32)
+
+
+@dataclass
+class Known:
+    """A shape that was seen: its segments, and their recordings once it came again (None: nothing to launch)."""
+
+    segments: tuple[Segment, ...]
+    recordings: list[Recording | None] | None = None
+
+    def close(self) -> None:
+        for recording in self.recordings or ():
+            if recording is not None:
+                recording.close()
+        self.recordings = None
+
+
+class Shapes:
+    """The shapes of a program that came last, at most `RECORDINGS_MOST`."""
+
+    def __init__(self, device: Device, plan: Plan, places: Placed) -> None:
+        self._device, self._plan, self._places = device, plan, places
+        self._known: OrderedDict[tuple[int, BatchShape], Known] = OrderedDict()
+
+    def of(self, section: int, shape: BatchShape) -> Known:
+        """Recorded where it was seen before."""
+        key = section, shape
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = Known(segments(self._plan, self._places, section, shape))
+            if len(self._known) > RECORDINGS_MOST:
+                self._known.popitem(last=False)[1].close()
+            return known
+        self._known.move_to_end(key)
+        if known.recordings is None:
+            known.recordings = [
+                self._device.record(each.launches) if each.launches else None for each in known.segments
+            ]
+        return known
+
+    def close(self) -> None:
+        for known in self._known.values():
+            known.close()
+        self._known.clear()
+
+
+class GpuProgram:
+    """A bound op list. One call at a time, from any thread. `weights` are filled from the checkpoint, unless they are
+    `placed` already: then the caller fills them; with `parts` the pools are the caller's; `own_transport`: it closes with the
+    program. Raises OutOfDeviceMemory with the
+    arithmetic, ValueError for a tensor whose bytes are not what its shape says."""
+
+    def __init__(
+        self,
+        device: Device,
+        plan: Plan,
+        weights: CardWeights,
+        progress: LoadProgress,
+        transport: Transport | None = None,
+        parts: PoolParts | None = None,
+        placed: bool = False,
+        own_transport: bool = False,
+    ) -> None:
+        self._device, self._plan, self._transport = device, plan, transport
+        self._own_transport = own_transport
+        self._memories: list[Memory] = []
+        self._hosts: list[HostMemory] = []
+        self._own_pools: GpuPools | None = None
+        self._block: Block | None = None
+        self._shapes: Shapes | None = None
+        try:
+            self._place(weights, progress, parts, placed)
+        except BaseException:
+            self.close()
+            raise
+
+    def _place(self, weights: CardWeights, progress: LoadProgress, parts: PoolParts | None, placed: bool) -> None:
+        device, plan = self._device, self._plan
+        if not placed:
+            weights.place(self._allocate(weights.nbytes, "weights", weights.arithmetic))
+        if parts is None:
+            self._own_pools = GpuPools(device, plan.kv, plan.states)
+            parts = all_of(self._own_pools)
+        pools = checked_parts(parts, plan.kv, plan.states)
+        drafts = self._allocate(plan.drafts.nbytes, held.LINE, f"{plan.held_rows} rows whose states are held")
+        told = f"{len(plan.buffers)} buffers for {plan.limits.rows} rows, and scratch"
+        workspace = self._allocate(plan.workspace.nbytes, "workspace", told)
+        states = [part.layer for part in parts.states]
+        self._places = Placed(plan, Bases(workspace, drafts), weights, pools, parts.kv_layers, states)
+        self._block = Block(device, plan.block, self._places.block)
+        self._shapes = Shapes(device, plan, self._places)
+        self._rules = [plan.rules(section) for section in range(len(plan.sections))]
+        self._outputs = [plan.output(section) for section in range(len(plan.sections))]
+        self._logits = self._pinned(max(map(self._logit_bytes, range(len(self._outputs)))))
+        self._store_turns(workspace)
+        if not placed:
+            self._fill(weights, progress)
+        self._held = held.HeldLanes()
+        self._drafted = 0  # rows of the last step of drafting
+        self._working = False  # the stream may be reading the block
+
+    # ---------------------------------------------------------------------------------------------------------- plans
+
+    def run(self, batch: Batch) -> Floats:
+        """Execute every op up to the mark `DraftStep`. Returns logits float32 `[len(logit_rows), vocab]`, valid until
+        the next call.
+
+        Raises ValueError for a batch that exceeds the limits or points outside vocabulary, tables, pool or store of
+        held rows; what its transport raises (backends.acts.ExchangeError); and DeviceLost, DriverError.
+        """
+        self._held.forget()
+        self._drafted = 0
+        batch = _whole(batch)
+        holds = bool(len(batch.hold)) and bool((batch.hold != -1).any())
+        logits = self._call(0, batch, batch.logit_rows, holds=holds)
+        if holds:
+            self._held.note(batch.hold, batch.states, batch.lanes, batch.positions)
+        return logits
+
+    def draft(self, batch: Batch) -> Floats:
+        """Execute the ops behind the mark: one row of each lane. Returns logits of all rows, and raises, as `run` does;
+        ValueError too where there is no mark, or `batch.chain` names a row that the step before did not have."""
+        if len(self._rules) < 2:
+            raise ValueError("this program has no step of drafting")
+        batch = _whole(batch)
+        if len(batch.chain) != len(batch.tokens):
+            raise ValueError(f"a chain of {len(batch.chain)} rows for a step of drafting of {len(batch.tokens)}")
+        before, self._drafted = self._drafted, 0
+        logits = self._call(1, batch, NO_INTS, chain_rows=before)
+        self._drafted = len(batch.tokens)
+        return logits
+
+    def accept(self, kept: Sequence[tuple[int, int]]) -> None:
+        """States of (lane, rows) that the last run held become what the lane's first rows leave. Raises ValueError,
+        before anything is written, for a lane that is not held, or was accepted, or has not so many rows."""
+        lanes = self._held.taken(kept)
+        if not lanes or not self._plan.states.layers:
+            return
+        self._settle()
+        self._working = True
+        self._filled_block.write_accepts(held.accepts_of(lanes))
+        self._device.launch(held.accepts(self._plan.ops, self._places, len(lanes)))
+        self._settle()
+
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy state slots (source, target) of all layers, in this order. Raises ValueError for a slot that there is
+        not."""
+        if not self._plan.states.layers:
+            return
+        check_pairs(self._plan.states, pairs)
+        for first in range(0, len(pairs), PAIRS):
+            some = np.array(pairs[first : first + PAIRS], np.int32)
+            self._settle()
+            self._working = True
+            self._filled_block.write_pairs(some)
+            self._device.launch(recurrent.copies(self._places, self._places.batch("pairs"), len(some)))
+        self._settle()
+
+    # --------------------------------------------------------------------------------------------------------- memory
+
+    def memory_lines(self) -> Mapping[str, int]:
+        """Bytes held on the card: weights, own pools, buffers and scratch, kept rows; and what exchanges pass through.
+        All of it is had since the bind."""
+        lines: dict[str, int] = {}
+        for memory in self._memories:
+            lines[memory.line] = lines.get(memory.line, 0) + memory.nbytes
+        lines |= self._own_pools.memory_lines() if self._own_pools is not None else {}
+        return lines | (dict(self._transport.memory_lines()) if self._transport and self._own_transport else {})
+
+    def memory_regions(self) -> tuple[MemoryRegion, ...]:
+        """None: a card's memory is in no mapping of this process."""
+        return ()
+
+    def close(self) -> None:
+        """Give the memory back. Arrays returned by `run` are invalid from here on."""
+        if self._shapes is not None:
+            self._shapes.close()
+        if self._block is not None:
+            self._block.close()
+        self._shapes, self._block = None, None
+        for memory in (*self._hosts, *self._memories):
+            memory.close()
+        self._hosts.clear()
+        self._memories.clear()
+        if self._own_pools is not None:
+            self._own_pools.close()
+        if self._transport is not None and self._own_transport:
+            self._transport.close()
+
+    # --------------------------------------------------------------------------------------------------------- inside
+
+    def _call(
+        self, section: int, batch: Batch, logit_rows: Ints, *, holds: bool = False, chain_rows: int | None = None
+    ) -> Floats:
+        runs = checked(batch, self._rules[section], logit_rows, chain_rows)
+        self._settle()
+        self._working = True
+        states = bool(self._plan.states.layers)
+        shape = self._filled_block.write(batch, runs, logit_rows, states=states, held=holds)
+        assert self._shapes is not None, "closed"
+        known = self._shapes.of(section, shape)
+        for at, segment in enumerate(known.segments):
+            self._launch(known, at)
+            if segment.exchange is not None:
+                stamp = Stamp(batch.epoch, batch.seq, segment.rows, segment.exchange.label)
+                assert self._transport is not None, "checked at bind"
+                exchange.make(segment.exchange, self._places, self._transport, stamp)
+        return self._fetched(self._outputs[section], shape)
+
+    def _launch(self, known: Known, at: int) -> None:
+        if known.recordings is None:
+            if known.segments[at].launches:
+                self._device.launch(known.segments[at].launches)
+            return
+        recording = known.recordings[at]
+        if recording is not None:
+            self._device.replay(recording)
+
+    def _fetched(self, output: Output, shape: BatchShape) -> Floats:
+        """The rows that a section leaves, in pinned memory, once all of it is done."""
+        if output.buffer is None:
+            self._settle()
+            return np.zeros((0, output.width), np.float32)
+        rows = shape.logit_rows if output.scope else shape.rows
+        place = self._places.rows(output.buffer)
+        nbytes = 4 * rows * place.stride
+        if nbytes:
+            self._device.download(self._logits.address, place.at, nbytes)
+        self._settle()
+        return self._logits.bytes[:nbytes].view(np.float32).reshape(rows, place.stride)[:, : output.width]
+
+    def _settle(self) -> None:
+        """Wait where the stream may have something left to do: then the block may be written again."""
+        if self._working:
+            self._device.wait()
+            self._working = False
+
+    @property
+    def _filled_block(self) -> Block:
+        assert self._block is not None, "closed"
+        return self._block
+
+    def _logit_bytes(self, section: int) -> int:
+        output, rules = self._outputs[section], self._rules[section]
+        return 4 * (rules.logit_rows if output.scope else rules.rows) * stride_of(output.width)
+
+    def _allocate(self, nbytes: int, line: str, arithmetic: str) -> int:
+        """An address; 0 where nothing is wanted."""
+        if not nbytes:
+            return 0
+        self._memories.append(self._device.allocate(nbytes, line, arithmetic))
+        return self._memories[-1].address
+
+    def _pinned(self, nbytes: int) -> HostMemory:
+        self._hosts.append(self._device.pinned(max(nbytes, 4), "staging"))
+        return self._hosts[-1]
+
+    def _store_turns(self, workspace: int) -> None:
+        """Upload what ropes turn by."""
+        turns = turns_of(self._plan)
+        if not turns:
+            return
+        passing = self._device.pinned(max(array.nbytes for _, array in turns), "staging")
+        try:
+            for offset, array in turns:
+                passing.bytes[: array.nbytes] = array.view(np.uint8)
+                self._device.upload(workspace + offset, passing.address, array.nbytes)
+                self._device.wait()
+        finally:
+            passing.close()
+
+    def _fill(self, weights: CardWeights, progress: LoadProgress) -> None:
+        staging = Staging(self._device, LOAD_LINE, min(STAGING_BYTES, max(weights.nbytes, 4096)))
+        try:
+            fill(self._device, staging, weights, OfFile(), progress)
+        finally:
+            staging.close()
+
+
+def _whole(batch: Batch) -> Batch:
+    """The same with arrays of int32 in one piece."""
+    fields = ("tokens", "positions", "slots", "lanes", "tables", "logit_rows", "states", "hold", "chain")
+    whole = {name: np.ascontiguousarray(getattr(batch, name), dtype=np.int32) for name in fields}
+    return Batch(**whole, epoch=batch.epoch, seq=batch.seq)

@@ -1,0 +1,126 @@
+"""A recorder: a section's ops and a batch's shape become segments of launches, with an exchange between each two.
+
+    ops + BatchShape ──▶ (launches) exchange (launches) exchange … (launches)
+
+What is decided here, once for each shape:
+- *Scope.* Behind `SelectRows` an op has the rows whose logits are wanted; with none it has no launch, and an exchange
+  is passed over, as it is on every rank of the plan.
+- *Quantisation.* Where a Linear reads its input quantised (few rows, packed matrices), the op before it quantises what
+  it computes while it has it in registers, if it can (`Norm`, `GatedActivation`, `DeltaNet`).
+
+Launches depend on the shape alone, so those of one shape can be recorded and replayed (backends.gpu.program).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from backends.base import DeltaNet, GatedActivation, Limits, Norm, Op
+from backends.gpu import held
+from backends.gpu.batch import MANY_TILE_ROWS, few_rows_most, few_tiles_most
+from backends.gpu.launch import Launch, Symbol
+from backends.gpu.ops import delta
+from backends.gpu.ops.buffers import Planes
+from backends.gpu.plan import Placed, Plan, sketched
+from backends.gpu.steps import dense, kinds, recurrent
+from backends.gpu.steps.base import BatchShape, Places, quantised
+from backends.gpu.steps.exchange import Exchange
+from backends.ops import EXCHANGES
+
+QUANTISE_COLS = 32
+"""Columns of a block; only rows of whole blocks are quantised."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Launches, and the exchange of so many `rows` that comes behind them; at the end of a section none does."""
+
+    launches: tuple[Launch, ...]
+    exchange: Exchange | None = None
+    rows: int = 0
+
+
+def segments(plan: Plan, places: Placed, section: int, shape: BatchShape) -> tuple[Segment, ...]:
+    """What a batch of this shape runs of a section."""
+    return tuple(_segments(plan, places, section, shape))
+
+
+def _segments(plan: Plan, places: Placed, section: int, shape: BatchShape) -> Iterator[Segment]:
+    found: list[Launch] = []
+    ready: Planes | None = None
+    for at in plan.sections[section]:
+        op = plan.ops[at]
+        own = replace(shape, rows=shape.logit_rows) if plan.scopes[at] else shape
+        if isinstance(op, EXCHANGES):
+            if own.empty:
+                continue
+            yield Segment(tuple(found), op, own.rows)
+            found = list(kinds.launches(op, places, own, None))
+            ready = None
+            continue
+        behind = _behind(plan, section, at)
+        planes = quantised(places) if _quantises_for(op, behind, places, own.rows) else None
+        # The planes of the op before are read by this one, those of this one by the next.
+        found += kinds.launches(op, places, own, ready if planes is None else planes)
+        ready = planes
+    yield Segment(tuple(found))
+
+
+def _behind(plan: Plan, section: int, at: int) -> Op | None:
+    """The op behind op number `at` in its section, where it has the same rows."""
+    following = at + 1
+    return plan.ops[following] if following in plan.sections[section] else None
+
+
+def _quantises_for(op: Op, behind: Op | None, places: Places, rows: int) -> bool:
+    """Whether an op is to quantise its result for the one behind it."""
+    if behind is None or not rows or not isinstance(op, Norm | GatedActivation | DeltaNet):
+        return False
+    return op.out.width > 0 and op.out.width % QUANTISE_COLS == 0 and dense.wants_planes(behind, places, rows, op.out)
+
+
+# ------------------------------------------------------------------------------------------------------------- symbols
+
+
+def symbols(plan: Plan) -> tuple[Symbol, ...]:
+    """Everything that batches within the limits may launch, of all sections; what moves states as well."""
+    places = sketched(plan)
+    found: dict[str, Symbol] = {}
+    for section in range(len(plan.sections)):
+        for shape in _samples(plan, section):
+            for segment in segments(plan, places, section, shape):
+                found |= {launch.symbol.name: launch.symbol for launch in segment.launches}
+    more = recurrent.copies(places, places.batch("pairs"), 1)
+    if plan.held_rows:
+        more += held.accepts(plan.ops, places, 1)
+    return tuple({**found, **{launch.symbol.name: launch.symbol for launch in more}}.values())
+
+
+def _samples(plan: Plan, section: int) -> Iterator[BatchShape]:
+    """Shapes of every form that an op has, whatever its rows: sizes between which no op changes its form are powers of
+    two and what comes behind them."""
+    rules = plan.rules(section)
+    for rows in _sizes(rules.rows):
+        for logit_rows in {min(rows, rules.logit_rows), min(1, rules.logit_rows)}:
+            yield from _shapes(plan.limits, rows, logit_rows)
+    for logit_rows in _sizes(rules.logit_rows):
+        yield BatchShape(min(logit_rows, rules.rows), logit_rows, 1, few=(1, 1), single=1)
+
+
+def _sizes(most: int) -> list[int]:
+    powers = [1 << bit for bit in range(most.bit_length())]
+    return sorted({size for power in powers for size in (power, power + 1) if size <= most} | {most} - {0})
+
+
+def _shapes(limits: Limits, rows: int, logit_rows: int) -> Iterator[BatchShape]:
+    longest = few_rows_most(limits)
+    few_rows = {1, min(rows, longest)}
+    for each in few_rows:
+        tiles = min(-(-rows // each), few_tiles_most(limits))
+        yield BatchShape(rows, logit_rows, limits.lanes, few=(tiles, each), single=each)
+    many = (-(-rows // MANY_TILE_ROWS), MANY_TILE_ROWS)
+    yield BatchShape(rows, logit_rows, limits.lanes, many=many, single=rows)
+    if rows >= delta.CHUNK_LEAST:
+        yield BatchShape(rows, logit_rows, limits.lanes, many=many, chunks=1)
+        yield BatchShape(rows, logit_rows, limits.lanes, (1, 1), many, chunks=1, single=1)
