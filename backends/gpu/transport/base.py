@@ -66,7 +66,7 @@ class Part:
 @dataclass(frozen=True)
 class Room:
     """What a transport is sized for: the most `rows` of an exchange, and the most floats of one, padding among them. Of
-    a sum or gather: what one rank gives (`own_floats`, of whichever rank gives most), and all that comes (`out_floats`).
+    a sum or gather: what a rank gives (`own_floats`, of whichever gives most), and all that comes (`out_floats`).
     `message_floats`: of a message. `several`: some exchange has more than one buffer."""
 
     rows: int = 0

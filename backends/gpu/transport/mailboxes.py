@@ -56,7 +56,7 @@ class Mailboxes:
         self.shapes = tuple(shapes)
         self.rank = rank
         self._device = device
-        self._abandoned = False
+        self.abandoned = False
         self._peers: dict[int, Memory] = {}
         size = self.own_bytes
         self._own = device.allocate(size, MAILBOXES, f"{size} bytes of mailboxes for {len(shapes)} ranks")
@@ -85,18 +85,18 @@ class Mailboxes:
 
     def abandon(self) -> None:
         """Something never ended that may still write here: all of it stays as it is until the process ends."""
-        self._abandoned = True
+        self.abandoned = True
 
     def unmap(self) -> None:
         """Close what is others'."""
-        if not self._abandoned:
+        if not self.abandoned:
             for memory in self._peers.values():
                 memory.close()
             self._peers.clear()
 
     def close(self) -> None:
         self.unmap()
-        if not self._abandoned:
+        if not self.abandoned:
             self._own.close()
 
     def _base(self, owner: int) -> int:
