@@ -54,14 +54,16 @@ from backends.cpu import abi, capability, cores, delta, exchanges, levels
 from backends.cpu.held import LINE, kept_record
 from backends.cpu.layouts import CpuLayouts
 from backends.cpu.load import load_weights
-from backends.cpu.memory import Mapping as MemoryMapping
-from backends.cpu.memory import SharedMapping, doubles_at, floats_at
+from backends.cpu.memory import doubles_at, floats_at
 from backends.cpu.pools import CpuPools, all_of, checked_parts
 from backends.cpu.record import Plan, Recorded, Recorder
 from backends.cpu.shared import SharedWeights, pack_together
 from backends.cpu.widths import padded
 from backends.held import HeldLanes
 from backends.host.collective import HostCollective
+from backends.host.memory import Mapping as MemoryMapping
+from backends.host.memory import SharedMapping
+from backends.host.team import Team
 from backends.needs import refuse_missing
 
 Ints = npt.NDArray[np.int32]
@@ -87,15 +89,16 @@ class CpuBackend:
         level: str = self.library.hs_level().decode("ascii")
         self.threads = options.threads or len(options.cores) or cores.thread_count()
         usable = len(options.cores) or len(cores.allowed_cores())
-        error = c_int32(0)
-        pinned = (c_int32 * len(options.cores))(*options.cores)
         spin = SPIN_PAUSES if self.threads <= usable else 0
-        self.team: int = self.library.hs_team_create(self.threads, pinned, len(options.cores), spin, byref(error))
-        if not self.team:
-            raise OSError(f"{self.threads} threads could not be started: {abi.ERRORS[error.value]}")
+        self._team = Team(self.library, self.threads, cores=options.cores, spin=spin)
         self.facts = DeviceFacts(
             backend="cpu", name=cores.cpu_name(), isa=level, threads=self.threads, batch_invariant=True
         )
+
+    @property
+    def team(self) -> int:
+        """What functions of the library take."""
+        return self._team.handle
 
     def capabilities(self) -> tuple[Capability, ...]:
         return capability.TABLE
@@ -178,9 +181,7 @@ class CpuBackend:
 
     def close(self) -> None:
         """Stop the threads. Programs must be closed before."""
-        if self.team:
-            self.library.hs_team_destroy(self.team)
-            self.team = 0
+        self._team.close()
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from backends.cpu.memory import HUGE_PAGE, Mapping, refused
+from backends.host.memory import HUGE_PAGE, Mapping, refused
 from backends.pages import POPULATE_WRITE
 
 STEP_BYTES = HUGE_PAGE

@@ -19,11 +19,12 @@ import numpy as np
 
 from backends.base import LoadProgress
 from backends.cpu.load import load_weights
-from backends.cpu.memory import Arena, Mapping
+from backends.cpu.memory import Arena
 from backends.cpu.pieces import Int64s, Pieces, joined
 from backends.cpu.shared import GROUP_ROWS, SharedWeights
 from backends.cpu.stored import MATRIX, STACK, VECTOR, StoredRun, StoredWeight, StoredWeights
 from backends.cpu.widths import FLOAT_BYTES
+from backends.host.memory import Mapping
 
 
 class Fill:

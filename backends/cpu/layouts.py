@@ -38,14 +38,14 @@ from backends.base import (
 from backends.cpu.backing import Backing, can_populate
 from backends.cpu.fills import Fill
 from backends.cpu.images import ImageSource
-from backends.cpu.memory import Mapping as MemoryMapping
-from backends.cpu.memory import SharedMapping
 from backends.cpu.moves import pieces_of
 from backends.cpu.pieces import Pieces, address_of
 from backends.cpu.pools import CpuPools, all_of
 from backends.cpu.record import Plan
 from backends.cpu.shared import SharedWeights, pack_together
 from backends.host.collective import HostCollective
+from backends.host.memory import Mapping as MemoryMapping
+from backends.host.memory import SharedMapping
 
 if TYPE_CHECKING:
     from backends.cpu.backend import CpuBackend, CpuProgram

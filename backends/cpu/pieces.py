@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.cpu import abi
+from backends.host.memory import address_of as address_of
 
 Int64s = npt.NDArray[np.int64]
 
@@ -80,11 +81,6 @@ def joined(parts: Sequence[tuple[Int64s, Int64s]]) -> Pieces:
     if not parts:
         return Pieces(np.zeros(0, np.int64), np.zeros(0, np.int64))
     return Pieces.of(np.concatenate([each[0] for each in parts]), np.concatenate([each[1] for each in parts]))
-
-
-def address_of(view: memoryview) -> int:
-    """Where the bytes of a contiguous view lie."""
-    return int(np.frombuffer(view, np.uint8).ctypes.data) if view.nbytes else 0
 
 
 def _check(code: int) -> None:

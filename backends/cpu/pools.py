@@ -20,9 +20,9 @@ from collections.abc import Sequence
 
 from backends.base import KvPool, LoadProgress, MemoryRegion, PoolParts, Pools, SharedPools, StatePart, StatePool
 from backends.cpu import delta
-from backends.cpu.memory import Mapping as MemoryMapping
-from backends.cpu.memory import SharedMapping
 from backends.cpu.widths import padded
+from backends.host.memory import Mapping as MemoryMapping
+from backends.host.memory import SharedMapping
 from backends.quant import QuantType
 
 KV, STATE = "kv", "state"

@@ -25,9 +25,10 @@ import numpy as np
 
 from backends.base import Collective, ExpertMatrix, LoadProgress, PartOf, Shared, Stamp, TensorView
 from backends.cpu.load import Onward, load_weights
-from backends.cpu.memory import Arena, SharedMapping
+from backends.cpu.memory import Arena
 from backends.cpu.stored import MATRIX, STACK, VECTOR, StoredRun, StoredWeight, StoredWeights
 from backends.cpu.widths import FLOAT_BYTES
+from backends.host.memory import SharedMapping
 from backends.quant import QuantType
 
 GROUP_ROWS = 16

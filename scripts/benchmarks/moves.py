@@ -21,8 +21,8 @@ import numpy as np
 
 from backends.base import OpenOptions
 from backends.cpu.backend import CpuBackend
-from backends.cpu.memory import Mapping
 from backends.cpu.pieces import Pieces
+from backends.host.memory import Mapping
 
 ROUNDS = 9
 STREAMS = 16

@@ -26,7 +26,8 @@ from pathlib import Path
 
 import kernel_simde as simde
 
-from backends.cpu import memory
+from backends.cpu.memory import Arena
+from backends.host.memory import Mapping
 
 CACHE = simde.ROOT / "build" / "sanitized"
 LIBRARY = "HOMESERVE_KERNEL_LIBRARY"
@@ -137,29 +138,29 @@ def open_gaps() -> None:
     poison, heal = runtime.__asan_poison_memory_region, runtime.__asan_unpoison_memory_region
     for call in (poison, heal):
         call.argtypes, call.restype = [ctypes.c_void_p, ctypes.c_size_t], None
-    reserve, place, close = memory.Arena.reserve, memory.Arena.place, memory.Mapping.close
+    reserve, place, close = Arena.reserve, Arena.place, Mapping.close
 
-    def reserve_with_gap(self: memory.Arena, size: int) -> int:
+    def reserve_with_gap(self: Arena, size: int) -> int:
         offset = reserve(self, size)
         _gaps(self).append((self.size, GAP))
         reserve(self, GAP)
         return offset
 
-    def place_and_poison(self: memory.Arena, base: int) -> None:
+    def place_and_poison(self: Arena, base: int) -> None:
         place(self, base)
         for offset, size in _gaps(self):
             poison(base + offset, size)
 
-    def heal_and_close(self: memory.Mapping) -> None:
+    def heal_and_close(self: Mapping) -> None:
         if self.address:
             heal(self.address, max(self.size, 1))
         close(self)
 
-    memory.Arena.reserve = reserve_with_gap  # type: ignore[method-assign]
-    memory.Arena.place = place_and_poison  # type: ignore[method-assign]
-    memory.Mapping.close = heal_and_close  # type: ignore[method-assign]
+    Arena.reserve = reserve_with_gap  # type: ignore[method-assign]
+    Arena.place = place_and_poison  # type: ignore[method-assign]
+    Mapping.close = heal_and_close  # type: ignore[method-assign]
 
 
-def _gaps(arena: memory.Arena) -> list[tuple[int, int]]:
+def _gaps(arena: Arena) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = arena.__dict__.setdefault("gaps", [])
     return found

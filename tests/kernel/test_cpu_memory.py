@@ -13,8 +13,9 @@ import pytest
 
 from backends.base import KvLayer, KvPool, Limits, RopeStore, StatePool
 from backends.cpu.delta import slot_bytes
-from backends.cpu.memory import Mapping, floats_at
+from backends.cpu.memory import floats_at
 from backends.cpu.record import Plan
+from backends.host.memory import Mapping
 from backends.quant import QuantType
 from budget import host_lines
 from homeserve import checkpoint

@@ -168,7 +168,7 @@ def wait_for(layouts: Layouts, name: str) -> None:
     """Until an image is back in memory."""
     source = getattr(layouts, "_source", None)
     if layouts.not_ready(name) and isinstance(source, ImageSource):
-        source.settled()
+        source.shelf.settled()
     assert not layouts.not_ready(name)
 
 

@@ -15,7 +15,8 @@ from flipping_ranks import OTHER, Flipping, copy_home
 from ranks import Group, over_memory
 
 from backends.base import Backend, OpenOptions, WeightHome
-from backends.cpu import images
+from backends.host import image_file
+from backends.host.images import ImageShelf
 from backends.registry import open_backend
 
 ALMOST_NOTHING = 64 * 1024
@@ -94,7 +95,7 @@ def turned(ranks: Flipping) -> None:
         layouts.map(to)
         layouts.refill(to)
         layouts.activate(to)
-        layouts._source.settled()
+        layouts._source.shelf.settled()
 
 
 def image_bytes(ranks: Flipping) -> list[int]:
@@ -208,7 +209,7 @@ def test_an_image_that_did_not_come_back_is_tried_again_by_a_flip_that_asks(
     ranks = with_images(acts, tmp_path)
     ranks.run([(0, 0, PROMPT)])
     layouts = ranks.layouts[0]
-    source, now = layouts._source, [1000.0]
+    source, now = layouts._source.shelf, [1000.0]
     source._clock = lambda: now[0]
     file = tmp_path / "weights-rank0-pipeline.image"
     file.rename(tmp_path / "away")
@@ -247,10 +248,10 @@ def test_a_rank_that_ends_waits_for_no_image(
     acts: Callable[[int], Group], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """Neither for the rest of one that it writes nor for that of one that it reads, and it leaves no file."""
-    monkeypatch.setattr(images, "PIECE", 4096)
+    monkeypatch.setattr(image_file, "PIECE", 4096)
     pieces: list[str] = []
     told: list[str] = []
-    ending: list[images.ImageSource] = []
+    ending: list[ImageShelf] = []
 
     def at(of: str) -> bool:
         if ending and of == step:  # half of it is done
@@ -260,23 +261,23 @@ def test_a_rank_that_ends_waits_for_no_image(
         return False
 
     def counted(of: str) -> Callable[..., None]:
-        does = getattr(images, of)
+        does = getattr(image_file, of)
         return lambda *given: (pieces.append(of), does(*given))[1]
 
     for name in ("_write", "_read"):
-        monkeypatch.setattr(images, name, counted(name))
+        monkeypatch.setattr(image_file, name, counted(name))
 
     def home(rank: int, ranks: int, whole: object, fd: int) -> WeightHome:
         return WeightHome("images", rank, ranks, folder=str(tmp_path), at=at, tell=told.append)
 
     ranks = Flipping("llama", (1, 1), acts(2), cpu_rank, home)
-    ending.append(ranks.layouts[0]._source)
+    ending.append(ranks.layouts[0]._source.shelf)
     layouts = ranks.layouts[0]
     layouts.release()
     layouts.map("tensor")
     layouts.refill("tensor")
     layouts.activate("tensor")
-    layouts._source.settled()
+    layouts._source.shelf.settled()
     assert len(pieces) <= 1 and not told, (pieces, told)
     assert not list(tmp_path.glob("*.part"))
     ranks.close()

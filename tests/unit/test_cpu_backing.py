@@ -10,7 +10,7 @@ import pytest
 
 from backends.cpu import backing
 from backends.cpu.backing import STEP_BYTES, Backing
-from backends.cpu.memory import HUGE_PAGE
+from backends.host.memory import HUGE_PAGE
 
 
 class Steps:
