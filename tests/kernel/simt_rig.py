@@ -50,6 +50,10 @@ FLAGS = (
     *("-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-unused-function", "-Wno-psabi", "-DEMULATED"),
     *(("-mavx2", "-mfma", "-mf16c") if X86 else ()),
 )
+LIBRARY = (
+    *("-std=c++17", "-O1", "-g1", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-U_FORTIFY_SOURCE"),
+    *("-Wall", "-Wextra", "-Werror"),
+)
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 WHOLE: tuple[tuple[Vendor, int], ...] = (("cuda", 32), ("hip", 64))
 """Of every entry file, what every tier compiles for all its types: both widths of a warp."""
@@ -219,8 +223,32 @@ def build(file: str | Path, vendor: Vendor, warp: int, *defines: str, sanitizer:
     return target
 
 
+def build_alone(entry: Path, warp: int, *defines: str) -> Path:
+    """The library of an entry file with all that it includes beside it: none of the trees is looked into."""
+    folders = (entry.parent, SIMT)
+    flags = (*FLAGS, *(f"-I{each}" for each in folders), *(f"-D{each}" for each in (f"WARP_LANES={warp}", *defines)))
+    parts = (
+        _object(entry, folders, flags),
+        _object(SIMT / "simt.cpp", (SIMT,), (*FLAGS, f"-DWARP_LANES={warp}", "-O2")),
+    )
+    target = CACHE / f"{entry.stem}-{_digest(*(each.name.encode() for each in parts))}.so"
+    if not _used(target):
+        _compile(target, "-shared", "-pthread", *map(str, parts))
+    return target
+
+
+def library(source: Path, *flags: str) -> Path:
+    """A shared library of one C++ file, which is no kernel: a fake of a driver."""
+    told = " ".join((*LIBRARY, *flags)).encode()
+    read = (each.read_bytes() for each in _reads(source, (source.parent,)))
+    target = CACHE / f"{source.stem}-{_digest(told, *read)}.so"
+    if not _used(target):
+        _compile(target, *LIBRARY, *flags, str(source))
+    return target
+
+
 def _object(entry: Path, folders: Sequence[Path], flags: Sequence[str]) -> Path:
-    told = " ".join((compiler() or "", *flags)).replace(str(ROOT), "")
+    told = " ".join((compiler() or "", *flags)).replace(str(ROOT), "").replace(str(entry.parent), "")
     read = (each.read_bytes() for each in _reads(entry, folders))
     target = CACHE / f"{entry.stem}-{_digest(told.encode(), *read)}.o"
     if not _used(target):
