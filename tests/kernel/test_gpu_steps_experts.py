@@ -18,7 +18,7 @@ from backends.base import Batch, Buffer, ExpertMatrix, Experts, Limits, Routing,
 from backends.gpu.launch import Launch
 from backends.gpu.ops import many
 from backends.gpu.ops.buffers import Rows
-from backends.gpu.ops.quants import MATRICES
+from backends.gpu.ops.quants import MATRICES, tag
 from backends.gpu.steps import experts
 from backends.gpu.steps.base import BatchShape
 from backends.quant import QuantType
@@ -28,14 +28,16 @@ SEED = int(os.environ.get("HOMESERVE_TEST_SEED") or "0", 16)
 RIGS: tuple[tuple[rig.Vendor, int], ...] = (("cuda", 32), ("hip", 64))
 widths = pytest.mark.parametrize(("vendor", "warp"), RIGS, ids=[f"{vendor}{warp}" for vendor, warp in RIGS])
 SMALL = tuple(quant for quant in MATRICES if quant.block_len <= 32)
-ONE_HALF = {"few": 2e-4, "many": 1e-2}
+ROOM = {"few": 1e-3, "many": 1e-2}
 """What results may be off by, of the largest one: quantised to 16 bits, or to halves."""
 
 
 def width_of(rng: np.random.Generator, *quants: QuantType) -> int:
-    """Columns that matrices of these types may have: whole blocks of each, and no more than one of the longest."""
+    """Columns that matrices of these types may have: whole blocks of each, of floats any number."""
     longest = max(quant.block_len for quant in quants)
-    return longest if longest > 32 else 32 * int(rng.integers(1, 4)) if longest > 1 else int(rng.integers(5, 90))
+    if longest == 1:
+        return int(rng.integers(5, 90))
+    return longest * int(rng.integers(1, 1 + max(1, 96 // longest)))
 
 
 def experts_op(
@@ -48,7 +50,7 @@ def experts_op(
     here = count if held is None else held[1] - held[0]
     routing = Routing(
         count,
-        int(rng.integers(1, 4)),
+        int(rng.integers(2, 4)),
         str(rng.choice(["softmax", "sigmoid", "chosen"])),
         normalise=bool(rng.integers(2)),
         scale=1.5,
@@ -100,7 +102,7 @@ class Expert:
 
     def close(self, want: F64) -> None:
         got = self.book.rows_of(self.op.out)
-        room = ONE_HALF["few" if experts.is_few(len(want)) else "many"] * np.abs(want).max()
+        room = ROOM["few" if experts.is_few(len(want)) else "many"] * np.abs(want).max()
         np.testing.assert_allclose(got[: len(want)], want, rtol=0, atol=room)
         assert np.isnan(got[len(want) :]).all(), "rows that the batch does not have"
         self.book.check()
@@ -144,14 +146,18 @@ def test_one_of_three_matrices_is_of_floats(vendor: rig.Vendor, warp: int, first
         made.book.rows_of(op.out)[...] = np.nan
 
 
-@widths
-def test_experts_of_long_blocks(vendor: rig.Vendor, warp: int) -> None:
-    rng = np.random.default_rng(SEED)
-    op, quants = experts_op(rng, [QuantType.Q4_K, QuantType.Q4_K, QuantType.Q8_0], fused=True, biased=False, held=None)
+@pytest.mark.parametrize("quant", MATRICES, ids=tag)
+def test_experts_of_every_type(quant: QuantType) -> None:
+    """As gate and up or as down, beside some other type; the widths of warps take turns."""
+    index = MATRICES.index(quant)
+    rng = np.random.default_rng((SEED, index))
+    other = SMALL[int(rng.integers(len(SMALL)))]
+    types = [quant, quant, other] if rng.integers(2) else [other, other, quant]
+    op, quants = experts_op(rng, types, fused=bool(rng.integers(2)), biased=False, held=None)
     made = Expert(rng, op, quants, 10)
-    for rows in (1, 10):
+    for rows in (2, 10):
         launches, want = made.launches(rows)
-        run(launches, vendor, warp)
+        run(launches, *RIGS[index % 2])
         made.close(want)
         made.book.rows_of(op.out)[...] = np.nan
 
