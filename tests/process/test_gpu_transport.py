@@ -1,0 +1,352 @@
+"""Rows on cards go from process to process: by the host, between the cards, by a collectives library. Which way is tried
+out, agreed on and said; what dies, lies or hangs is found within its bound.
+
+The cards are emulated (peer_device.py), the library is tests/fakes/nccl.cpp; processes, memory and exchanges are real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+# The test folders are no package (pytest's importlib mode); this one has modules of its own.
+sys.path.insert(0, str(Path(__file__).parent))
+
+import transport_rank as rank_side
+
+from backends.acts import ActShape, make_memory
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKE = ROOT / "tests" / "fakes" / "nccl.cpp"
+PATIENCE_S = 120.0
+"""A bound on every wait. It is for hangs: nothing is measured with it."""
+BOUND_S = 6.0
+DEPTH = 3
+DEFAULTS = "NCCL_NVLS_ENABLE=0 NCCL_CUMEM_ENABLE=0"
+
+
+class Ranks:
+    """Processes with a card each, that share the acts of one shape."""
+
+    def __init__(self, ranks: int, job: str, environ: dict[str, str], **options: Any) -> None:
+        routes = [(rank, rank + 1) for rank in range(ranks - 1)]
+        shape = ActShape(ranks, 4096, rank_side.ROOM.message_floats, DEPTH, tuple(routes))
+        fd = make_memory(shape)
+        chosen = {"fleet": ["cuda"] * ranks, "timeout_s": PATIENCE_S} | options
+        words = [str(fd), json.dumps(asdict(shape))]
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, rank_side.__file__, *words, str(rank), job, json.dumps(chosen)],
+                pass_fds=(fd,),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
+            )
+            for rank in range(ranks)
+        ]
+        os.close(fd)
+        self.opened: list[dict[str, Any]] = []
+        for process in self.processes:
+            assert process.stdout is not None
+            assert json.loads(process.stdout.readline()) == {"up": True}, process.stderr
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+
+    def hear(self) -> list[dict[str, Any]]:
+        """The next thing that each rank says."""
+        heard = []
+        for process in self.processes:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, process.communicate(timeout=PATIENCE_S)[1]
+            heard.append(json.loads(line))
+        return heard
+
+    def said(self, rank: int) -> list[dict[str, Any]]:
+        """All that a rank says from here to its end."""
+        out, err = self.processes[rank].communicate(timeout=PATIENCE_S)
+        assert self.processes[rank].returncode == 0, err
+        return [json.loads(line) for line in out.splitlines()]
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.communicate(timeout=PATIENCE_S)
+
+
+Start = Callable[..., Ranks]
+
+
+@pytest.fixture(scope="session")
+def nccl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the library's fake, under both vendors' names."""
+    folder = tmp_path_factory.mktemp("nccl")
+    built = folder / "libnccl.so.2"
+    flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]
+    subprocess.run([shutil.which("g++") or "c++", *flags, "-o", str(built), str(FAKE)], check=True, timeout=PATIENCE_S)
+    (folder / "librccl.so.1").symlink_to(built)
+    return folder
+
+
+@pytest.fixture
+def started(nccl: Path) -> Iterator[Start]:
+    made: list[Ranks] = []
+
+    def start(ranks: int, job: str, /, **options: Any) -> Ranks:
+        environ = {"LD_LIBRARY_PATH": str(nccl), **options.pop("environ", {})}
+        made.append(Ranks(ranks, job, environ, **options))
+        return made[-1]
+
+    yield start
+    for ranks in made:
+        ranks.close()
+
+
+KINDS = ("host", "peer", "nccl")
+
+
+def by(kind: str) -> dict[str, Any]:
+    return {"environ": {"HOMESERVE_TRANSPORT": kind}}
+
+
+def wanted_sum(seed: int, ranks: int, rows: int, width: int) -> str:
+    total = rank_side.part_of(seed, 0, rows, width)
+    for rank in range(1, ranks):
+        total = total + rank_side.part_of(seed, rank, rows, width)
+    return rank_side.digest(total)
+
+
+# ------------------------------------------------------------------------------------------------------------ exchanges
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sum_has_the_bits_of_the_order_of_the_ranks_on_every_rank(started: Start, kind: str, ranks: int) -> None:
+    fleet = started(ranks, "sums", **by(kind))
+    assert [each["kind"] for each in fleet.hear()] == [kind] * ranks
+    wanted = [{"digest": wanted_sum(seed, ranks, rows, width)} for seed, (rows, width) in enumerate(rank_side.SUMS * 3)]
+    for rank in range(ranks):
+        assert fleet.said(rank) == [*wanted, {"closed": True, "held": 0}]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gather_lays_unequal_parts_side_by_side(started: Start, kind: str, ranks: int) -> None:
+    fleet = started(ranks, "gathers", **by(kind))
+    assert [each["kind"] for each in fleet.hear()] == [kind] * ranks
+
+    def gathered(seed: int, shares: Any) -> np.ndarray[Any, Any]:
+        return np.concatenate([rank_side.part_of(seed, rank, 4, shares[rank]) for rank in range(ranks)], axis=1)
+
+    for rank in range(ranks):
+        wanted = []
+        for target in rank_side.TARGETS * len(rank_side.SHARES):
+            shares = rank_side.SHARES[len(wanted) // len(rank_side.TARGETS)]
+            mine = target in (None, rank)
+            seed = len(wanted) // len(rank_side.TARGETS)
+            wanted.append({"digest": rank_side.digest(gathered(seed, shares)) if mine else None})
+        both = [gathered(99 + index, shares) for index, shares in enumerate(rank_side.TWO_PARTS)]
+        for target in rank_side.TARGETS:
+            wanted.append({"digest": rank_side.digest(*both) if target in (None, rank) else None})
+        assert fleet.said(rank) == [*wanted, {"closed": True, "held": 0}]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_messages_come_in_order_and_whole(started: Start, kind: str, ranks: int) -> None:
+    fleet = started(ranks, "stream", **by(kind))
+    assert [each["kind"] for each in fleet.hear()] == [kind] * ranks
+    wanted = []
+    for seq in range(12):
+        both = [rank_side.part_of(seq, 0, 2, 40), rank_side.part_of(seq, 1, 2, 3)]
+        wanted.append({"digest": rank_side.digest(*(both if seq % 2 == 0 else both[:1]))})
+    for rank in range(ranks):
+        assert fleet.said(rank) == [*(wanted if rank == ranks - 1 else []), {"closed": True, "held": 0}]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_message_without_credit_is_not_sent_and_spoils_none(started: Start, kind: str) -> None:
+    fleet = started(2, "too_many", **by(kind))
+    fleet.hear()
+    assert fleet.said(0)[0] == {"error": "NoCredit", "sent": DEPTH}
+    assert fleet.said(1)[0] == {"values": [0.0, 1.0, 2.0]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_wrong_alone_is_told_before_the_peers_know(started: Start, kind: str) -> None:
+    fleet = started(2, "refused", **by(kind))
+    fleet.hear()
+    for rank in range(2):
+        said = fleet.said(rank)
+        assert "was bound for" in said[0]["refused"] or "apart" in said[0]["refused"]
+        assert "32 apart and not 16" in said[1]["refused"]
+        assert said[2] == {"value": 2.0}
+
+
+# --------------------------------------------------------------------------------------------------- what can go wrong
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("job", ["another_plan", "another_width"])
+def test_ranks_at_different_places_know_it_before_a_row_is_used(started: Start, kind: str, job: str) -> None:
+    fleet = started(2, job, **by(kind))
+    fleet.hear()
+    for rank in range(2):
+        (error,) = fleet.said(rank)
+        assert (error["error"], error["peer"], error["label"]) == ("StampMismatch", 1 - rank, "ffn")
+        assert error["again"] == error["words"]
+        assert ("of plan 8" in error["words"]) == (job == "another_plan")
+        assert ("1 x 32" in error["words"]) == (job == "another_width")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_peer_that_dies_or_stops_is_late_within_the_bound(started: Start, kind: str, how: signal.Signals) -> None:
+    fleet = started(2, "for_ever", timeout_s=BOUND_S, **by(kind))
+    fleet.hear()
+    assert fleet.hear() == [{"ready": True}] * 2
+    fleet.processes[1].send_signal(how)
+    (error,) = fleet.said(0)
+    assert (error["error"], error["label"]) == ("PeerLate", "for ever")
+    assert error["again"] == error["words"]
+
+
+# ------------------------------------------------------------------------------------------------------------ the choice
+
+
+def test_cards_that_copy_to_each_other_do(started: Start) -> None:
+    for opened in started(2, "nothing").hear():
+        assert (opened["kind"], opened["notes"]) == ("peer", [])
+        assert opened["why"] == "copies between all cards were seen to arrive"
+        assert opened["lines"]["mailboxes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("lie", "words"),
+    [
+        ("nothing", "what rank 1 copied to this card is not there"),
+        ("one byte", "1 of 161280 bytes are wrong"),
+        ("the first", "what rank 1 copied to this card is not there"),
+        ("hang", "a copy between this card and that of rank 0 did not end within 10 s"),
+    ],
+)
+def test_a_card_that_lies_about_its_copies_is_told_of_and_not_used(started: Start, lie: str, words: str) -> None:
+    fleet = started(2, "sums", lie=["", lie], environ={"NCCL_FAKE": "old"})
+    for opened in fleet.hear():
+        assert opened["kind"] == "host"
+        assert words in opened["why"]
+        assert opened["told"] == opened["notes"]
+        assert "copies between the cards cannot be trusted" in opened["notes"][0]
+        assert words in opened["notes"][0]
+        assert ("mailboxes" in opened["lines"]) == (lie == "hang"), "what may still be written to stays held"
+    wanted = [{"digest": wanted_sum(seed, 2, *shape)} for seed, shape in enumerate(rank_side.SUMS * 3)]
+    for rank in range(2):
+        assert fleet.said(rank)[:-1] == wanted
+
+
+@pytest.mark.parametrize(
+    ("lie", "words"),
+    [
+        ("refuse", "rank 1: the handle cannot be opened"),
+        ("no", "rank 1: the driver says no to Emulated sm_86 of rank 0"),
+    ],
+)
+def test_a_driver_that_says_no_is_believed_and_the_library_used(started: Start, lie: str, words: str) -> None:
+    for opened in started(2, "nothing", lie=["", lie]).hear():
+        assert (opened["kind"], opened["notes"]) == ("nccl", [])
+        assert words in opened["why"] and "a sum by the library was right" in opened["why"]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("old", "NCCL 2.13.4 is too old, 2.14.0 is wanted"),
+        ("fail-init", "unhandled system error"),
+        ("hang-init", "a communicator of 2 ranks did not come about in time"),
+        ("wrong-sum", "a sum of all ranks is wrong in 1 of 4096 places"),
+    ],
+)
+def test_a_library_that_fails_its_trial_is_not_used(started: Start, words: str, why: str) -> None:
+    fleet = started(2, "sums", lie=["no", "no"], environ={"NCCL_FAKE": words})
+    for opened in fleet.hear():
+        assert opened["kind"] == "host"
+        assert why in opened["why"]
+    wanted = [{"digest": wanted_sum(seed, 2, *shape)} for seed, shape in enumerate(rank_side.SUMS * 3)]
+    for rank in range(2):
+        assert fleet.said(rank) == [*wanted, {"closed": True, "held": 0}]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"fleet": ["cuda", "rocm"], "arch": ["sm_86", "gfx1103"]}, "ranks on cuda, rocm have only the host in common"),
+        ({"fleet": ["cuda", "cpu"]}, "ranks on cuda, cpu have only the host in common"),
+        ({"fleet": []}, "it is not known what the other ranks run on"),
+        ({"uuid": ["GPU-7", "GPU-7"]}, "ranks 0 and 1 share one card, Emulated sm_86 (GPU-7)"),
+        ({"plain": True}, "rank 0's driver has no memory handles for other processes"),
+        (by("host"), "HOMESERVE_TRANSPORT=host"),
+    ],
+)
+def test_where_cards_have_nothing_in_common_it_is_the_host(started: Start, options: dict[str, Any], why: str) -> None:
+    fleet = started(2, "sums", **options)
+    for opened in fleet.hear():
+        assert (opened["kind"], opened["notes"]) == ("host", [])
+        assert why in opened["why"]
+    wanted = [{"digest": wanted_sum(seed, 2, *shape)} for seed, shape in enumerate(rank_side.SUMS * 3)]
+    for rank in range(2):
+        assert fleet.said(rank) == [*wanted, {"closed": True, "held": 0}]
+
+
+def test_cards_of_amd_use_their_own_library(started: Start) -> None:
+    options = {"fleet": ["rocm", "rocm"], "arch": ["gfx1103", "gfx1103"], "lie": ["no", "no"]}
+    for opened in started(2, "nothing", **options).hear():
+        assert opened["kind"] == "nccl"
+
+
+@pytest.mark.parametrize(
+    ("asked", "options", "words"),
+    [
+        ("peer", {"lie": ["", "nothing"]}, "HOMESERVE_TRANSPORT=peer cannot be had: no copies between the cards"),
+        ("nccl", {"fleet": ["cuda", "rocm"]}, "HOMESERVE_TRANSPORT=nccl cannot be had: ranks on cuda, rocm"),
+        ("wires", {}, "HOMESERVE_TRANSPORT=wires is no transport"),
+    ],
+)
+def test_a_choice_of_the_users_is_met_or_refused(
+    started: Start, asked: str, options: dict[str, Any], words: str
+) -> None:
+    for refused in started(2, "nothing", **by(asked), **options).hear():
+        assert refused["refused"] == "TransportRefused"
+        assert words in refused["words"]
+
+
+# ------------------------------------------------------------------------------------------------- the library's variables
+
+
+def test_defaults_are_set_before_the_first_communicator(started: Start, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    started(2, "nothing", environ={"HOMESERVE_TRANSPORT": "nccl", "NCCL_FAKE_NOTES": str(notes)}).hear()
+    assert [line.strip() for line in notes.read_text().splitlines()] == [DEFAULTS] * 2
+
+
+def test_a_users_variable_stands(started: Start, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    mine = {"NCCL_NVLS_ENABLE": "1", "HOMESERVE_TRANSPORT": "nccl", "NCCL_FAKE_NOTES": str(notes)}
+    started(2, "nothing", environ=mine).hear()
+    assert [line.strip() for line in notes.read_text().splitlines()] == [
+        DEFAULTS.replace("S_ENABLE=0", "S_ENABLE=1")
+    ] * 2
