@@ -9,7 +9,9 @@ from backends.base import Backend, Collective, OpenOptions
 
 MODULES = {
     "cpu": ("backends.cpu.backend", "CpuBackend"),
+    "cuda": ("backends.gpu.backend", "open_cuda"),
     "reference": ("backends.reference.backend", "ReferenceBackend"),
+    "rocm": ("backends.gpu.backend", "open_rocm"),
 }
 
 

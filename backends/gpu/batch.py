@@ -30,6 +30,8 @@ from backends.gpu.steps.base import BatchShape
 
 Ints = npt.NDArray[np.int32]
 
+STAGING_LINE = "staging"
+"""Ledger line of the host memory that batches and logits pass through."""
 INT_BYTES = 4
 ALIGN = 64
 """Ints: every array begins on a multiple of 256 bytes."""
@@ -233,7 +235,7 @@ class Block:
 
     def __init__(self, device: Device, layout: BlockLayout, address: int) -> None:
         self._device, self._layout, self._address = device, layout, address
-        self._memory: HostMemory = device.pinned(layout.nbytes, "staging")
+        self._memory: HostMemory = device.pinned(layout.nbytes, STAGING_LINE)
         self._ints: Ints = self._memory.bytes.view(np.int32)
         limits = layout.limits
         self._tables = [

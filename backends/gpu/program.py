@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from backends.base import Batch, LoadProgress, MemoryRegion, PoolParts, Stamp
 from backends.gpu import held
-from backends.gpu.batch import PAIRS, Block, checked
+from backends.gpu.batch import PAIRS, STAGING_LINE, Block, checked
 from backends.gpu.device import Device, HostMemory, Memory, Recording
 from backends.gpu.plan import Bases, Output, Placed, Plan, turns_of
 from backends.gpu.pools import GpuPools, all_of, checked_parts
@@ -198,11 +198,13 @@ class GpuProgram:
     # --------------------------------------------------------------------------------------------------------- memory
 
     def memory_lines(self) -> Mapping[str, int]:
-        """Bytes held on the card: weights, own pools, buffers and scratch, kept rows; and what exchanges pass through.
-        All of it is had since the bind."""
+        """Bytes held on the card: weights, own pools, buffers and scratch, kept rows; in pinned host memory what batches
+        and logits pass through, and of either what exchanges do. All of it is had since the bind."""
         lines: dict[str, int] = {}
         for memory in self._memories:
             lines[memory.line] = lines.get(memory.line, 0) + memory.nbytes
+        host = sum(memory.nbytes for memory in self._hosts) + (self._block.nbytes if self._block is not None else 0)
+        lines[STAGING_LINE] = host
         lines |= self._own_pools.memory_lines() if self._own_pools is not None else {}
         return lines | (dict(self._transport.memory_lines()) if self._transport and self._own_transport else {})
 
@@ -291,7 +293,7 @@ class GpuProgram:
         return self._memories[-1].address
 
     def _pinned(self, nbytes: int) -> HostMemory:
-        self._hosts.append(self._device.pinned(max(nbytes, 4), "staging"))
+        self._hosts.append(self._device.pinned(max(nbytes, 4), STAGING_LINE))
         return self._hosts[-1]
 
     def _store_turns(self, workspace: int) -> None:
@@ -299,7 +301,7 @@ class GpuProgram:
         turns = turns_of(self._plan)
         if not turns:
             return
-        passing = self._device.pinned(max(array.nbytes for _, array in turns), "staging")
+        passing = self._device.pinned(max(array.nbytes for _, array in turns), STAGING_LINE)
         try:
             for offset, array in turns:
                 passing.bytes[: array.nbytes] = array.view(np.uint8)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import threading
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,6 +41,8 @@ PAGE = mmap.PAGESIZE
 _PROT_NONE, _PROT_RW = 0, mmap.PROT_READ | mmap.PROT_WRITE
 _MAP_FIXED = 0x10
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+_EMULATING = threading.Lock()
+"""The emulation has one block at a time; ranks of a test may be threads."""
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -310,7 +313,8 @@ class EmulatedDevice:
                 raise rig.Fault(f"{launch.symbol.name} was not prepared")
 
     def _run(self, launch: Launch) -> None:
-        self._kernels(launch.symbol).run(launch)
+        with _EMULATING:
+            self._kernels(launch.symbol).run(launch)
 
     def _kernels(self, symbol: Symbol) -> rig.Kernels:
         return rig.load(symbol.file, self.vendor, self.facts.warp, *_quant(symbol))

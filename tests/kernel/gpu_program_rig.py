@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 from emulated_device import EmulatedDevice
 
-from backends.base import PAGE_LEN, Backend, Batch, Limits, OpenOptions, Program, StatePool
+from backends.base import PAGE_LEN, Backend, Batch, Limits, OpenOptions, Program, StatePool, TensorView
 from backends.gpu.backend import GpuBackend
 from backends.quant import QuantType
 from backends.reference.backend import ReferenceBackend
@@ -41,6 +42,8 @@ class Sides:
     rows: int = ROWS
     lanes: int = LANES
     lane_pages: int = LANE_PAGES
+    quant: str = ""
+    """Matrices are packed as this type, where it takes rows of their length."""
     device: EmulatedDevice = field(init=False)
 
     def __post_init__(self) -> None:
@@ -49,6 +52,7 @@ class Sides:
         self.bound: Bound = bind(
             family, family.config_from(self.checkpoint.metadata), self.checkpoint.tensors, drafts=self.drafts
         )
+        self.weights = {name: self._packed(name, view) for name, view in self.bound.weights.items()}
         self.device = EmulatedDevice(self.arch)
         self.card = GpuBackend(self.device)
         self.limits = Limits(self.rows, self.rows, self.lanes, self.lane_pages, HELD_ROWS if self.drafts else 0)
@@ -63,12 +67,20 @@ class Sides:
         states = self.bound.state_layers
         return backend.bind(
             self.bound.ops,
-            self.bound.weights,
+            self.weights,
             self.bound.kv_pool(self.lanes * self.lane_pages * PAGE_LEN, QuantType[self.kv_type]),
             self.limits,
             lambda *_: None,
             StatePool(states, self.lanes + SPARE if states else 0),
         )
+
+    def _packed(self, name: str, view: TensorView) -> TensorView:
+        quant = QuantType[self.quant or "F32"]
+        if not self.quant or view.rows == 1 or view.cols % quant.block_len or name.endswith("conv1d.weight"):
+            return view
+        floats = view.data.view(np.float32).reshape(view.rows, view.cols)
+        data = gguf.quants.quantize(floats, gguf.GGMLQuantizationType[self.quant])
+        return TensorView(name, quant, view.rows, view.cols, np.ascontiguousarray(data).reshape(-1).view(np.uint8))
 
     def batch(self, pieces: Sequence[Piece], wanted: Sequence[int] | None = None, **more: Any) -> Batch:
         """Of the rows of `pieces`; logits of rows `wanted`, all by default."""
