@@ -34,13 +34,16 @@ from backends.base import (
     RefillFailed,
     WeightHome,
 )
-from backends.digest import digest as host_digest
 from backends.gpu.copies import FileCopy
 from backends.gpu.device import Device, Memory
+from backends.gpu.images import ImageHome
 from backends.gpu.moves import CardMoves, Pieces, pieces_of
 from backends.gpu.pools import GpuPools
 from backends.gpu.staging import FLIP_LINE, STAGING_BYTES, Staging
 from backends.gpu.weights import CardWeights, fill
+from backends.host import library
+from backends.host.digest import digest
+from backends.host.team import Team
 
 TRIES = 2
 """How often an arena is filled before the rank gives up."""
@@ -52,8 +55,13 @@ MakeProgram = Callable[[Binding, CardWeights, GpuPools], Program]
 class Home(Protocol):
     """Where the weights of each layout come from. Arenas are placed."""
 
+    @property
+    def load_order(self) -> Sequence[str]:
+        """Layouts in the order in which a load fills the arena; the active one is the last."""
+        ...
+
     def load(self, name: str, progress: LoadProgress) -> None:
-        """Fill the arena for the first time."""
+        """Fill the arena from the model's files, or from what was made of them together."""
         ...
 
     def loaded(self, name: str, digest: int) -> None:
@@ -102,6 +110,10 @@ class CopyHome:
         for weights in layouts.values():
             weights.forget_files()
 
+    @property
+    def load_order(self) -> Sequence[str]:
+        return tuple(reversed(self._layouts))
+
     def load(self, name: str, progress: LoadProgress) -> None:
         fill(self._device, self._staging, self._layouts[name], self._copy.of(name), progress)
 
@@ -133,8 +145,9 @@ class CopyHome:
 
 
 class GpuLayouts:
-    """`Layouts` of a card. Raises what a bind raises: MemoryError with the arithmetic, ExchangeError, ValueError, and
-    DriverError on a card without virtual memory."""
+    """`Layouts` of a card. Raises what a bind raises: MemoryError with the arithmetic, ExchangeError, ValueError,
+    NativeLibraryError; DriverError on a card without virtual memory; RefillFailed where what was loaded does not lie
+    there."""
 
     def __init__(
         self,
@@ -151,6 +164,7 @@ class GpuLayouts:
         self._home: Home | None = None
         self._staging: Staging | None = None
         self._arena: Memory | None = None
+        self._team = Team(library.load(), 1)
         self.active = bindings[0].name
         try:
             for each in bindings:
@@ -160,7 +174,7 @@ class GpuLayouts:
             self._staging = Staging(device, FLIP_LINE, staging_bytes)
             self._moves = CardMoves(device, self._staging)
             self._home = self._open_home(bindings, collective, home, progress)
-            for name in reversed(list(self._bounds)):
+            for name in self._home.load_order:
                 self._fill_first(name, progress)
             self._home.activated(self.active)
             self._bounds[self.active].pools.commit()
@@ -183,6 +197,8 @@ class GpuLayouts:
         self, bindings: Sequence[Binding], collective: Collective, home: WeightHome, progress: LoadProgress
     ) -> Home:
         weights = {name: bound.weights for name, bound in self._bounds.items()}
+        if home.kind == "images":
+            return ImageHome(self._device, self._held_staging, self._team.library, weights, home)
         if home.kind != "copy":
             raise ValueError(f"weights of layouts cannot come from {home.kind!r}: there is copy and images")
         fleet = [run for binding in bindings for run in binding.fleet]
@@ -190,9 +206,16 @@ class GpuLayouts:
         return CopyHome(self._device, self._held_staging, copy, weights)
 
     def _fill_first(self, name: str, progress: LoadProgress) -> None:
+        bound = self._bounds[name]
         self._weights.load(name, progress)
-        self._bounds[name].digest = self.arena_digest(name)
-        self._weights.loaded(name, self._bounds[name].digest)
+        found = self.arena_digest(name)
+        if bound.digest not in (0, found):
+            raise RefillFailed(
+                f"the weights of the {name} layout were loaded twice to {self._device.facts.told}, and have the digests"
+                f" {bound.digest:016x} and {found:016x} there"
+            )
+        bound.digest = found
+        self._weights.loaded(name, found)
 
     # ------------------------------------------------------------------------------------------------------ as Layouts
 
@@ -217,7 +240,7 @@ class GpuLayouts:
         return self._moves.pack(pieces, out)
 
     def digest(self, payload: memoryview) -> int:
-        return host_digest(payload)
+        return digest(payload, self._team)
 
     def release(self) -> None:
         self._bounds[self.active].pools.release()
@@ -245,10 +268,10 @@ class GpuLayouts:
             nbytes = self._weights.refill(name)
             if spoilt and tries == 1:
                 self._moves.turn_bit(self._held_arena.address)
-            digest = self.arena_digest(name)
-            if digest == wanted:
-                return Refilled(nbytes, tries, digest)
-            found.append(f"{digest:016x}")
+            lies_there = self.arena_digest(name)
+            if lies_there == wanted:
+                return Refilled(nbytes, tries, lies_there)
+            found.append(f"{lies_there:016x}")
         raise RefillFailed(
             f"the weights of the {name} layout were filled in {TRIES} times and have the digests {', '.join(found)}"
             f" where they lie on {self._device.facts.told}; at load it was {wanted:016x}"
@@ -293,6 +316,7 @@ class GpuLayouts:
             self._staging.close()
         if self._arena is not None:
             self._arena.close()
+        self._team.close()
 
     @property
     def _weights(self) -> Home:

@@ -110,8 +110,14 @@ class CardWeights:
         assert address % ALIGN == 0, "planes begin with whole lines"
         self._base = address
 
+    @property
+    def base(self) -> int:
+        """Where the arena begins."""
+        assert self._base, "placed before it is used"
+        return self._base
+
     def address(self, placed: Placed) -> int:
-        return self._base + placed.offset
+        return self.base + placed.offset
 
     def matrix(self, weight: Weight) -> Stored:
         placed = self._placed(weight, MATRIX)
@@ -235,7 +241,7 @@ def fill(
     device.prepare(weights.symbols)
     device.wait()
     if weights.nbytes:
-        device.fill(weights.address(weights.placed[0]), 0, weights.nbytes)
+        device.fill(weights.base, 0, weights.nbytes)
     belt, total = Belt(device, staging), weights.source_bytes
     done = 0
     if progress is not None:

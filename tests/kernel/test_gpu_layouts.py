@@ -40,9 +40,12 @@ from backends.digest import BLOCK, digest
 from backends.gpu import planes, weights
 from backends.gpu.copies import Directory, FileCopy
 from backends.gpu.errors import OutOfDeviceMemory
+from backends.gpu.images import ImageHome
 from backends.gpu.layouts import GpuLayouts
 from backends.gpu.moves import LEAST_STAGING
 from backends.gpu.weights import CardWeights, OfFile
+from backends.host.images import ImageShelf
+from backends.host.memory import Mapping as MemoryMapping
 from backends.quant import QuantType
 from homeserve import checkpoint
 from homeserve.layouts.partition import Run
@@ -152,13 +155,21 @@ class FakeProgram:
 
 
 class Fleet:
-    """Two ranks with both layouts, the pipeline layout active."""
+    """Two ranks with both layouts, the pipeline layout active. `home` changes what their weights come from."""
 
-    def __init__(self, capacity: int = 1 << 32, staging: int = LEAST_STAGING, make: Any = FakeProgram) -> None:
+    def __init__(
+        self,
+        capacity: int = 1 << 32,
+        staging: int = LEAST_STAGING,
+        make: Any = FakeProgram,
+        home: Callable[[WeightHome], WeightHome] = lambda home: home,
+    ) -> None:
         self.model, self.fd = whole_model(), os.memfd_create("weights")
         self.devices = [EmulatedDevice(arch, capacity=capacity) for arch in ("sm_86", "gfx1103")]
         self.wanted = {(name, rank): wanted(CUTS[name](self.model, rank)) for name in CUTS for rank in (0, 1)}
-        self._staging, self._make = staging, make
+        self._staging, self._make, self._home = staging, make, home
+        self.told: list[str] = []
+        self.stages: set[str] = set()
         group: Group = on_paper(2)
         self.group = group
         self.layouts: list[GpuLayouts] = group.together(self._bind)
@@ -168,14 +179,13 @@ class Fleet:
         return [Binding(name, *fleets[name][rank], *POOLS[name], fleet=fleets[name]) for name in CUTS]
 
     def _bind(self, rank: int) -> GpuLayouts:
-        home = WeightHome("copy", rank, 2, *run_of(list(self.model.values())), weights_fd=self.fd)
-        told: list[Any] = []
-        made = GpuLayouts(
-            *(self.devices[rank], self.bindings(rank), self.group.acts[rank], home),
-            *(lambda *each: told.append(each), self._make, self._staging),
+        home = WeightHome(
+            "copy", rank, 2, *run_of(list(self.model.values())), weights_fd=self.fd, tell=self.told.append
         )
-        assert {stage for stage, _, _ in told} == {"weights copy", "weights"}
-        return made
+        return GpuLayouts(
+            *(self.devices[rank], self.bindings(rank), self.group.acts[rank], self._home(home)),
+            *(lambda stage, *_: self.stages.add(stage), self._make, self._staging),
+        )
 
     def arena(self, rank: int) -> np.ndarray:
         layouts, device = self.layouts[rank], self.devices[rank]
@@ -206,6 +216,7 @@ def fleet() -> Iterator[Fleet]:
 
 def test_either_layout_is_filled_from_one_copy_and_the_file_is_not_needed(fleet: Fleet) -> None:
     """On cards of both vendors. What lies between weights is what it was at load, whatever layout was there before."""
+    assert fleet.stages == {"weights copy", "weights"}
     for view in fleet.model.values():
         view.data[:] = 0xEE
     for to in (TENSOR, PIPELINE, TENSOR):
@@ -401,6 +412,137 @@ def test_a_kernel_that_leaves_rows_as_they_were_is_found(fleet: Fleet) -> None:
     device.launch = lambda launches: launch([each for each in launches if each.symbol.name != "pack_q8_0"])  # type: ignore[method-assign]
     with pytest.raises(RefillFailed):
         layouts.refill(PIPELINE)
+
+
+# --------------------------------------------------------------------------------------------------------------- images
+
+
+def images(folder: str) -> Callable[[WeightHome], WeightHome]:
+    return lambda home: WeightHome("images", home.rank, home.ranks, folder=folder, tell=home.tell)
+
+
+def shelf_of(layouts: GpuLayouts) -> ImageShelf:
+    home = layouts._home
+    assert isinstance(home, ImageHome)
+    return home.shelf
+
+
+@pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
+def test_either_layout_is_filled_from_its_image(tmp_path: Path, on_disk: bool) -> None:
+    fleet = Fleet(home=images(str(tmp_path) if on_disk else ""))
+    packs = [sum(device.counts.values()) - device.counts["digest"] for device in fleet.devices]
+    for view in fleet.model.values():
+        view.data[:] = 0xEE
+    for to in (TENSOR, PIPELINE, TENSOR):
+        for rank, layouts in enumerate(fleet.layouts):
+            assert np.array_equal(fleet.arena(rank), fleet.wanted[layouts.active, rank])
+            shelf_of(layouts).settled()
+            assert layouts.not_ready(to) == ""
+            sizes = [len(fleet.wanted[name, rank]) for name in ((to,) if on_disk else CUTS)]
+            assert layouts.memory_lines()["weights image"] == sum(sizes)
+            fleet.change(rank, to)
+            assert np.array_equal(fleet.arena(rank), fleet.wanted[to, rank])
+    assert [sum(device.counts.values()) - device.counts["digest"] for device in fleet.devices] == packs, (
+        "no kernel packs"
+    )
+    assert len(list(tmp_path.iterdir())) == (4 if on_disk else 0) and not fleet.told
+    fleet.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_there_is_never_more_than_one_image_in_memory_while_they_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: dict[int, int] = {}
+    most: list[int] = []
+
+    class Counted(MemoryMapping):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            held[id(self)] = self.size
+            most.append(sum(1 for _ in held))
+
+        def close(self) -> None:
+            held.pop(id(self), None)
+            super().close()
+
+    monkeypatch.setattr("backends.gpu.images.MemoryMapping", Counted)
+    fleet = Fleet(home=images(str(tmp_path)))
+    for to in (TENSOR, PIPELINE):
+        for rank, layouts in enumerate(fleet.layouts):
+            shelf_of(layouts).settled()
+            assert layouts.not_ready(to) == ""
+            fleet.change(rank, to)
+            shelf_of(layouts).settled()
+    assert max(most) == 2, "one of each of two ranks"
+    fleet.close()
+    assert not held
+
+
+def test_an_image_is_pinned_when_it_is_asked_for_and_no_longer_when_it_leaves(tmp_path: Path) -> None:
+    fleet = Fleet(home=images(str(tmp_path)))
+    layouts, device = fleet.layouts[0], fleet.devices[0]
+    shelf = shelf_of(layouts)
+    first = shelf.address(TENSOR)
+    assert device.pinned_memory.holds(first, shelf.size(TENSOR)), "from the load on"
+    fleet.change(0, TENSOR)
+    assert not device.pinned_memory.holds(first)
+    shelf.settled()
+    came = shelf.address(PIPELINE)
+    assert not device.pinned_memory.holds(came), "a thread of its own has brought it"
+    device.pin = refuse  # type: ignore[method-assign]
+    assert layouts.not_ready(PIPELINE) == "the image of the pipeline layout is in memory and cannot be pinned: no more"
+    del device.pin  # type: ignore[attr-defined]
+    assert layouts.not_ready(PIPELINE) == "" and device.pinned_memory.holds(came, shelf.size(PIPELINE))
+    fleet.close()
+
+
+def refuse(*_: Any) -> Any:
+    raise MemoryError("no more")
+
+
+def test_a_bad_image_is_copied_once_more_and_ends_the_rank_if_it_stays_bad() -> None:
+    fleet = Fleet(home=images(""))
+    layouts, shelf = fleet.layouts[0], shelf_of(fleet.layouts[0])
+    layouts.release()
+    layouts.map(TENSOR)
+    assert layouts.refill(TENSOR, spoilt=True).tries == 2
+    ctypes.c_uint8.from_address(shelf.address(TENSOR) + 300).value ^= 16
+    with pytest.raises(RefillFailed, match="the weights of the tensor layout were filled in 2 times"):
+        layouts.refill(TENSOR)
+    fleet.close()
+
+
+def test_an_image_that_is_not_what_lies_on_the_card_is_found_at_load(tmp_path: Path) -> None:
+    class Lossy(EmulatedDevice):
+        def download(self, target: int, source: int, nbytes: int) -> None:
+            super().download(target, source, nbytes - 512 if nbytes > 4000 else nbytes)
+
+    binding = Binding(PIPELINE, *layers_of(whole_model(), 0), *POOLS[PIPELINE])
+    device, acts = Lossy(), on_paper(1).acts[0]
+    with pytest.raises(RefillFailed, match="the image of the pipeline layout has the digest"):
+        GpuLayouts(
+            *(device, [binding], acts, WeightHome("images", 0, 1, folder=str(tmp_path))),
+            *(lambda *_: None, FakeProgram, LEAST_STAGING),
+        )
+    assert device.held == 0 and not list(tmp_path.iterdir())
+
+
+def test_weights_that_load_in_two_ways_are_found(tmp_path: Path) -> None:
+    """The active layout is filled twice: the second time one bit of the file is another one."""
+    model = whole_model()
+    binding, filled = Binding(PIPELINE, *layers_of(model, 0), *POOLS[PIPELINE]), [0]
+
+    def progress(stage: str, done: int, total: int) -> None:
+        filled[0] += done == total
+        model["up"].data[7] ^= int(done == total and filled[0] == 1)
+
+    acts: Any = on_paper(1).acts[0]
+    with pytest.raises(RefillFailed, match="were loaded twice to Emulated sm_86 .* and have the digests"):
+        GpuLayouts(
+            *(EmulatedDevice(), [binding], acts, WeightHome("images", 0, 1, folder=str(tmp_path))),
+            *(progress, FakeProgram, LEAST_STAGING),
+        )
 
 
 # ------------------------------------------------------------------------------------------------------- boot and close
