@@ -516,7 +516,7 @@ def test_a_bad_image_is_copied_once_more_and_ends_the_rank_if_it_stays_bad() -> 
 def test_an_image_that_is_not_what_lies_on_the_card_is_found_at_load(tmp_path: Path) -> None:
     class Lossy(EmulatedDevice):
         def download(self, target: int, source: int, nbytes: int) -> None:
-            super().download(target, source, nbytes - 512 if nbytes > 4000 else nbytes)
+            super().download(target, source, nbytes - 600 if nbytes > 2000 else nbytes)
 
     binding = Binding(PIPELINE, *layers_of(whole_model(), 0), *POOLS[PIPELINE])
     device, acts = Lossy(), on_paper(1).acts[0]
