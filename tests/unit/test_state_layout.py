@@ -1,5 +1,5 @@
-"""Recurrent states by address: where layers lie in a slot, which bytes of them a flip moves, what ops and pools must agree
-on. And who is held while rows of drafts are computed."""
+"""Recurrent states by address: where layers lie in a slot, which bytes of them a flip moves, what ops and pools must
+agree on. And who is held while rows of drafts are computed."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_ops_that_do_not_fit_their_pool_are_refused(index: int) -> None:
         states.check((make(),), POOL)
 
 
-# ------------------------------------------------------------------------------------------------------------ held lanes
+# ---------------------------------------------------------------------------------------------------- held lanes
 
 
 def held_lanes() -> HeldLanes:
