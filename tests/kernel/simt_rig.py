@@ -15,6 +15,7 @@ allocation of exactly its size, and brings the arrays back.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import functools
@@ -182,8 +183,9 @@ def prepare(wanted: Iterable[tuple[Any, ...]]) -> None:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(one, wanted))
     for old in CACHE.iterdir():  # what another commit compiled and none has used for long
-        if time.time() - old.stat().st_mtime > KEEP_S and old.is_file():
-            old.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another process ends its compiling
+            if time.time() - old.stat().st_mtime > KEEP_S and old.is_file():
+                old.unlink()
 
 
 def load(file: str | Path, vendor: Vendor, warp: int, *defines: str) -> Kernels:
