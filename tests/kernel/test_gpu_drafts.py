@@ -57,7 +57,7 @@ def test_the_counter_answers_as_on_the_oracle_and_its_drafts_count(arch: str) ->
     backend = GpuBackend(device)
     desk, program = desk_on(backend, COUNTER)
     oracle, _ = desk_on(ReferenceBackend(OpenOptions()), COUNTER)
-    prompt = [5, 6, 7, 8]
+    prompt = list(b"count 730:")
     got = desk.answer(desk.begin(1, prompt), 9, drafts=(DRAFTS,))
     wanted = oracle.answer(oracle.begin(1, prompt), 9, drafts=(DRAFTS,))
     assert [sample.token for sample in got] == [sample.token for sample in wanted]

@@ -364,9 +364,8 @@ def test_a_program_without_drafts_has_no_step_of_them(sides: Opener) -> None:
 def test_heads_that_no_kernel_takes_are_refused_all_at_once(sides: Opener) -> None:
     both = sides("llama")
     ops = [replace(op, head_dim=48) if type(op).__name__ == "Attention" else op for op in both.bound.ops]
-    other = {
-        name: replace(view, type=QuantType.F64) if "output" in name else view for name, view in both.weights.items()
-    }
+    head = both.bound.ops[-1].parts[0].weight.name  # type: ignore[union-attr]
+    other = {**both.weights, head: replace(both.weights[head], type=QuantType.F64)}
     with pytest.raises(Unsupported) as refused:
         refusals.refuse("cuda", "sm_86", ops, other, both.bound.kv_pool(PAGE_LEN, QuantType.F32))
     told = {(entry.op, entry.type) for entry in refused.value.missing}
