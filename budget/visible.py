@@ -3,7 +3,8 @@
 NVML and sysfs show every card of the box. The drivers that compute show those that these variables let through:
 
     NVIDIA   CUDA_VISIBLE_DEVICES
-    AMD      ROCR_VISIBLE_DEVICES, and of what that leaves HIP_VISIBLE_DEVICES, or CUDA_VISIBLE_DEVICES without it
+    AMD      ROCR_VISIBLE_DEVICES, and of what that leaves HIP_VISIBLE_DEVICES (some versions of HIP read
+             CUDA_VISIBLE_DEVICES without it, others do not: that is left to the driver to say)
 
 Each is a list of numbers and, but for HIP's, of UUIDs, of which a beginning will do that no other card has. What comes
 behind the first word that names no card does not count; an empty list hides all. The driver counts in an order of its
@@ -39,9 +40,8 @@ def hidden(cards: Sequence[Card], environ: Mapping[str, str]) -> dict[str, Hidde
     amd = [card for card in cards if card.vendor == "amd"]
     found |= _behind(amd, ROCR, environ, order=_kfd_order(amd))
     left = [card for card in amd if card.id not in found]
-    variable = HIP if HIP in environ else CUDA
     known = ROCR not in environ or len(left) == 1  # ROCR's list also says in which order HIP counts
-    found |= _behind(left, variable, environ, order=_kfd_order(left) if known else None, by_uuid=False)
+    found |= _behind(left, HIP, environ, order=_kfd_order(left) if known else None, by_uuid=False)
     return found
 
 

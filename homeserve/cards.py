@@ -15,6 +15,7 @@ Cards are counted as `homeserve probe` lists them, by address, and are told to t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -117,7 +118,19 @@ def fitness(card: Card, box: Box, environ: Mapping[str, str], needs: Sequence[Ne
         return Fitness(card, f"{said} cannot be used: {device.why_not}", fix)
     if card.arch is None:
         return Fitness(card, f"{said} cannot be used: its arch is not known", "see homeserve doctor")
+    if oldest := too_old(card.arch):
+        fix = "name another device, or use --devices cpu"
+        return Fitness(card, f"{said} cannot be used: {card.arch} is older than {oldest}", fix)
     return _answered(card, said, needs)
+
+
+def too_old(arch: str) -> str:
+    """The oldest arch of its kind that kernels are written for, where `arch` is older; else "". (`backends.gpu.arch`
+    has the rule, and a test that both say the same.)"""
+    if number := re.fullmatch(r"sm_(\d{2,3})[af]?", arch):
+        return "sm_75 (Turing)" if int(number[1]) < 75 else ""
+    number = re.fullmatch(r"gfx(\d{1,2})[0-9a-f]{2}(:.*)?", arch)
+    return "gfx900 (Vega)" if number is not None and int(number[1]) < 9 else ""
 
 
 def needs_of(facts: ModelFacts, settings: Settings, *, several: bool) -> tuple[Need, ...]:

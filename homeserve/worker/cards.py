@@ -25,10 +25,9 @@ def told(boot: Boot, error: GpuError) -> HomeserveError:
     lines = error.log.splitlines()
     for line in lines:
         log.error("%s", line)
-    card = getattr(error, "card", "") or boot.device
     message = error.message
-    if card and card not in message:
-        message = f"{boot.device_name or boot.backend} ({card}): {message}"
+    if boot.device and boot.device not in message:
+        message = f"{getattr(error, 'card', '') or f'{boot.device_name} ({boot.device})'}: {message}"
     message = f"rank {boot.rank}: " + "\n".join([message, *lines[:LOG_LINES]])
     if isinstance(error, OutOfDeviceMemory):
         return BudgetError(message, field="kv_tokens", fix=error.fix)

@@ -75,7 +75,10 @@ class Driver:
         return await self.load(path)
 
     async def load(self, path: Path = TINY) -> tuple[RankFacts, ...]:
-        spec = LoadSpec(str(path), kv_slots=1024, kv_type="f32", rows=64, logit_rows=64, lanes=4, lane_pages=40)
+        exact = not self.spec.devices  # cards never are
+        spec = LoadSpec(
+            str(path), kv_slots=1024, kv_type="f32", rows=64, logit_rows=64, lanes=4, lane_pages=40, deterministic=exact
+        )
         return await self.fleet.load(spec, lambda *progress: self.progress.append(progress))
 
     async def restart(self) -> None:

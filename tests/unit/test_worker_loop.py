@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from backends.gpu.errors import DeviceLost, OutOfDeviceMemory
 from homeserve.errors import BudgetError, HomeserveError, InvalidModelFile, UnknownArchitecture, UnsupportedModel
 from homeserve.wire.doorbell import BellReader, BellWriter
 from homeserve.wire.faults import parse
@@ -76,6 +77,8 @@ RAISES: dict[int, Exception] = {
     3: ZeroDivisionError("by nothing"),
     4: MemoryError(),
     5: UnknownArchitecture("gpt5", ("llama", "qwen3")),
+    6: OutOfDeviceMemory("no 64 MiB", fix="less", card="GPU-1"),
+    7: DeviceLost("it fell off the bus", fix="restart the machine", card="GPU-1"),
 }
 
 
@@ -96,13 +99,13 @@ def decode(seq: int, epoch: int = 0, ranks: int = 3) -> Plan:
 
 def test_every_plan_is_answered_once_in_order_until_stop(wires: Wires) -> None:
     runner = Acting()
-    wires.issue(decode(1), decode(2, ranks=1), decode(3, epoch=7), Plan(4, 0, PlanKind.STOP, 3), decode(5))
+    wires.issue(decode(1), decode(2, ranks=1), decode(3, epoch=9), Plan(4, 0, PlanKind.STOP, 3), decode(5))
     loop(wires, runner)
     heard = wires.heard()
     assert [(r.rank, r.seq, r.epoch, r.ok) for r in heard] == [
         (1, 1, 0, True),
         (1, 2, 0, True),
-        (1, 3, 7, True),
+        (1, 3, 9, True),
         (1, 4, 0, True),
     ]
     assert runner.ran == [1, 3, 4], "plan 2 names rank 0 alone: it is passed, and answered empty"
@@ -180,3 +183,21 @@ def test_progress_is_thinned_but_says_each_stage_and_the_end(wires: Wires) -> No
         ("weights", 1000),
         ("warm up", 0),
     ]
+
+
+def test_a_card_without_memory_for_a_step_is_a_fault_of_its_plan(wires: Wires) -> None:
+    """The plan is answered no, and the loop goes on: the verdict is the engine's, as for any fault."""
+    runner = Acting()
+    wires.issue(decode(1, epoch=6), decode(2), Plan(3, 0, PlanKind.STOP, 3))
+    loop(wires, runner)
+    no, yes, _ = wires.heard()
+    assert (no.ok, no.code, yes.ok) == (False, "fault", True) and no.reason.startswith("OutOfDeviceMemory: no 64 MiB")
+
+
+def test_a_lost_card_ends_the_loop_without_an_answer(wires: Wires) -> None:
+    """Nothing of this process can be used: it must not go on answering, and its end says why (worker.child)."""
+    runner = Acting()
+    wires.issue(decode(1), decode(2, epoch=7), decode(3))
+    with pytest.raises(DeviceLost):
+        loop(wires, runner)
+    assert [each.seq for each in wires.heard()] == [1] and runner.ran == [1, 2]

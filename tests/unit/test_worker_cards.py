@@ -1,0 +1,50 @@
+"""What errors of a card become on their way to whoever started the server."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from backends.gpu.errors import CardMissing, CompileFailed, CompilerMissing, DriverTooOld, GpuError, OutOfDeviceMemory
+from homeserve.errors import BudgetError, DeviceError
+from homeserve.wire.codec import decode, encode
+from homeserve.wire.records import Boot, Result
+from homeserve.wire.refusal import error_of, refused
+from homeserve.worker.cards import LOG_LINES, told
+
+BOOT = Boot(1, 2, 3, 256, 7, 256, "cuda", 0, 1, (), device="GPU-1", device_name="NVIDIA GeForce RTX 3090")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DriverTooOld("CUDA 11.4 is older than 12.0", fix="update NVIDIA's driver"),
+        CardMissing("no card GPU-1 with CUDA_VISIBLE_DEVICES='' set", fix="unset CUDA_VISIBLE_DEVICES"),
+        CompilerMissing("NVRTC 12 was not found", fix="pip install nvidia-cuda-nvrtc-cu12"),
+    ],
+)
+def test_what_a_card_lacks_arrives_with_its_words_and_its_fix(error: GpuError) -> None:
+    made = told(BOOT, error)
+    assert isinstance(made, DeviceError) and (made.code, made.field, made.exit_code) == ("device", "devices", 2)
+    assert made.message.startswith("rank 1: ") and error.message in made.message and "GPU-1" in made.message
+    arrived = error_of(decode(encode(refused(1, 1, 0, made)), Result))
+    assert type(arrived) is DeviceError
+    assert (arrived.message, arrived.field, arrived.fix) == (made.message, "devices", error.fix)
+
+
+def test_memory_that_a_card_lacks_is_a_budget_that_was_wrong() -> None:
+    error = OutOfDeviceMemory("kv: 900 MiB of 800", fix="lower --kv-tokens", card="RTX 3090 (GPU-1)")
+    made = told(BOOT, error)
+    assert isinstance(made, BudgetError) and (made.field, made.fix) == ("kv_tokens", "lower --kv-tokens")
+    assert made.message == "rank 1: RTX 3090 (GPU-1): kv: 900 MiB of 800"
+
+
+def test_a_compilers_log_is_in_the_log_whole_and_in_the_error_at_its_beginning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lines = [f"norm.cu:{n}: error" for n in range(40)]
+    with caplog.at_level(logging.ERROR):
+        made = told(BOOT, CompileFailed("NVRTC could not compile norm.cu", log="\n".join(lines), fix="report this"))
+    assert [record.getMessage() for record in caplog.records] == lines
+    assert made.message.splitlines()[1:] == lines[:LOG_LINES]
