@@ -19,6 +19,7 @@ What the cards do is told in tests/fakes/fake_driver.cpp, what compilers do in f
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import shutil
@@ -87,6 +88,16 @@ class FakeCards:
     def lie(self, vendor: Vendor, card: int) -> None:
         """Copies between this card and memory of other processes put something else."""
         self._rule(vendor, f"lie {card}")
+
+    def registered(self, vendor: Vendor) -> int:
+        """Bytes of this process's memory that are pinned."""
+        count = ctypes.CDLL(self.driver(vendor)).fake_registered
+        count.restype = ctypes.c_uint64
+        return int(count())
+
+    def end_process(self, vendor: Vendor) -> None:
+        """Forgets what this process had of a card that it lost, as its end would."""
+        ctypes.CDLL(self.driver(vendor)).fake_end_of_process()
 
     def _rule(self, vendor: Vendor, line: str) -> None:
         path = self.folder / f"{_PREFIX[vendor]}.cards"

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from backends.gpu.arch import Vendor, arch
 from backends.gpu.cache import Cache, Compiler, default_folder
 from backends.gpu.card_memory import Books, CardMemory, Granules, Pinned, anonymous, where
-from backends.gpu.device import CardFacts
+from backends.gpu.device import CardFacts, Recording
 from backends.gpu.driver import Driver, Identity, open_driver
 from backends.gpu.errors import DriverError, OutOfDeviceMemory
 from backends.gpu.kernel_store import KernelStore
@@ -253,8 +253,8 @@ class Card:
         self._recordings.append(recording)
         return recording
 
-    def replay(self, recording: CardRecording) -> None:
-        if recording.card is not self:
+    def replay(self, recording: Recording) -> None:
+        if not isinstance(recording, CardRecording) or recording.card is not self:
             raise ValueError("a recording that was closed, or is of another card")
         driver = self.driver
         driver.enter()
@@ -308,4 +308,4 @@ class Card:
 
 def _counts(recording: CardRecording) -> dict[str, int]:
     once = Counter(launch.symbol.name for launch in recording.launches)
-    return {name: count * recording.replays for name, count in once.items()}
+    return {name: count * recording.replays for name, count in once.items() if recording.replays}

@@ -16,7 +16,7 @@
 // What cards there are stands in the file `cuda.cards` or `rocm.cards` beside this library (tests/fake_cards.py writes it):
 //
 //     driver NUMBER                    version
-//     card KEY=VALUE ...               _ in a value stands for a blank
+//     card KEY=VALUE ...               _ in a name stands for a blank
 //     fail FUNCTION CODE FROM COUNT CARD   the calls FROM, FROM + 1 ... (COUNT of them, 0: all) since the line was read
 //                                      fail; of this card alone, or with -1 of all
 //     lose CARD CODE FROM              the FROM-th launch since then ends with this status, and so does all behind it
@@ -111,7 +111,7 @@ constexpr size_t QUEUE_MOST = 1 << 16;
 struct Card {
     int number;   // in the file; `index` in what a process sees
     std::map<std::string, std::string> facts;
-    int sticky = 0, launches = 0;
+    int sticky = 0;
     const std::string &text(const char *key) const {
         static const std::string none;
         const auto found = facts.find(key);
@@ -160,7 +160,7 @@ void read_file() {
             while (words >> pair) {
                 std::string value = pair.substr(pair.find('=') + 1);
                 for (char &c : value)
-                    if (c == '_') c = ' ';
+                    if (c == '_' && !pair.rfind("name=", 0)) c = ' ';
                 card.facts[pair.substr(0, pair.find('='))] = value;
             }
             all_cards.push_back(card);
@@ -380,8 +380,15 @@ bool foreign(u64 at) {
     return block && block->kind == FOREIGN;
 }
 
+// A launch that was left in its midst holds the emulation for ever: no library of this process launches again.
+constexpr char LEFT[] = "FAKE_CARDS_LEFT_A_LAUNCH";
+bool left_a_launch() {
+    const char *who = std::getenv(LEFT);
+    return who && std::atoi(who) == getpid();
+}
+
 int run_launch(Card *card, Op &op) {
-    card->launches++;
+    if (left_a_launch()) return std::fprintf(stderr, "fake card %d: no launches in a process behind one that crashed\n", card->number), LAUNCH_FAILED;
     for (auto &pair : rules) {
         Rule &rule = pair.second;
         if (rule.kind != "lose" || std::atoi(rule.what.c_str()) != card->number) continue;
@@ -400,7 +407,7 @@ int run(Card *card, Op &op) {
         case Op::COPY:
             std::memmove(reinterpret_cast<void *>(op.target), reinterpret_cast<void *>(op.source), op.size);
             if (op.size && (foreign(op.target) || foreign(op.source)) && ruled("lie", card))
-                reinterpret_cast<unsigned char *>(op.target)[op.size / 2] ^= 0x40;
+                reinterpret_cast<unsigned char *>(op.target)[op.size / 2] += 0x11;
             return 0;
         case Op::FILL: std::memset(reinterpret_cast<void *>(op.target), op.byte, op.size); return 0;
         case Op::EVENT: op.event->done = true, op.event->at = std::chrono::steady_clock::now(); return 0;
@@ -423,7 +430,8 @@ void finish(Stream &stream) {
             if (!stream.card->sticky) stream.card->sticky = run(stream.card, op);
     } else {
         std::fprintf(stderr, "fake card %d: a launch or copy touched memory that is not there\n", stream.card->number);
-        for (Card &card : all_cards) card.sticky = card.sticky ? card.sticky : ILLEGAL_ADDRESS;   // the emulation is lost with it
+        setenv(LEFT, std::to_string(getpid()).c_str(), 1);
+        stream.card->sticky = ILLEGAL_ADDRESS;
     }
     protect(PROT_NONE);
     sigaction(SIGSEGV, &was_segv, nullptr), sigaction(SIGBUS, &was_bus, nullptr);
@@ -634,6 +642,21 @@ API NAME(cuMemHostUnregister, hipHostUnregister)(u64 at) {
     CARD();
     finish_all(card);
     return registered.erase(at) ? card->sticky : NOT_REGISTERED;
+}
+
+// For tests: bytes that are registered in this process.
+extern "C" __attribute__((visibility("default"))) u64 fake_registered() {
+    const std::lock_guard<std::recursive_mutex> alone(world);
+    u64 total = 0;
+    for (const auto &pair : registered) total += pair.second;
+    return total;
+}
+
+// For tests: what the end of a process does for a card that it lost.
+extern "C" __attribute__((visibility("default"))) void fake_end_of_process() {
+    const std::lock_guard<std::recursive_mutex> alone(world);
+    streams.clear(), registered.clear();
+    while (!blocks.empty()) take(blocks.begin()->first);
 }
 
 struct Prop { int type, handles, where, card; void *win32; unsigned char flags[8]; };
@@ -885,10 +908,10 @@ API NAME(cuStreamBeginCapture_v2, hipStreamBeginCapture)(Stream *stream, int) {
     return 0;
 }
 API NAME(cuStreamEndCapture, hipStreamEndCapture)(Stream *stream, Graph **out) {
+    const bool was = stream->capturing;
+    *out = nullptr, stream->capturing = false;   // it ends, whatever comes of it
     CARD();
-    *out = nullptr;
-    if (!stream->capturing) return INVALID_VALUE;
-    stream->capturing = false;
+    if (!was) return INVALID_VALUE;
     if (stream->spoilt) return CAPTURE_INVALIDATED;
     *out = new Graph{stream->captured};
     return 0;
