@@ -107,7 +107,7 @@ def fitness(card: Card, box: Box, environ: Mapping[str, str], needs: Sequence[Ne
         value = veiled.value or "(nothing)"
         what = f"{said} is hidden: {veiled.variable} is set to {value}, which does not name it"
         return Fitness(card, what, f"unset {veiled.variable}, add this card to it, or name another device")
-    if _is_twin(card, box, environ):
+    if is_twin(card, box, environ):
         what = f"{said}: its UUID {card.twin} is another card's too, so that the driver cannot be told which is meant"
         return Fitness(card, what, "hide one of the two with CUDA_VISIBLE_DEVICES, or name another device")
     device = next(
@@ -122,6 +122,14 @@ def fitness(card: Card, box: Box, environ: Mapping[str, str], needs: Sequence[Ne
         fix = "name another device, or use --devices cpu"
         return Fitness(card, f"{said} cannot be used: {card.arch} is older than {oldest}", fix)
     return _answered(card, said, needs)
+
+
+def is_twin(card: Card, box: Box, environ: Mapping[str, str]) -> bool:
+    """Whether a driver that is told this card's id sees another one of the same UUID. (AMD's are told by address.)"""
+    if not card.twin or card.vendor != "nvidia":
+        return False
+    veiled = hidden(box.cards, environ)
+    return sum(other.twin == card.twin and other.id not in veiled for other in box.cards) > 1
 
 
 def too_old(arch: str) -> str:
@@ -264,14 +272,6 @@ def _find(word: str, box: Box, said: str) -> Card:
         what = f"{said}: there is no card {word} here"
     known = "; ".join(told_of(card, box) for card in box.cards if card.vendor in BACKENDS)
     raise SettingError(what, field="devices", fix=f"there is: {known}" if known else "see homeserve probe")
-
-
-def _is_twin(card: Card, box: Box, environ: Mapping[str, str]) -> bool:
-    """Whether a driver that is told this card's id sees another one of the same UUID. (AMD's are told by address.)"""
-    if not card.twin or card.vendor != "nvidia":
-        return False
-    veiled = hidden(box.cards, environ)
-    return sum(other.twin == card.twin and other.id not in veiled for other in box.cards) > 1
 
 
 def _answered(card: Card, said: str, needs: Sequence[Need]) -> Fitness:

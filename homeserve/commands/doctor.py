@@ -16,13 +16,14 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache as once
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backends import support
-from budget.facts import HostFacts
+from budget.facts import Box, HostFacts
 from budget.host import read_host
 from homeserve.commands.announce import cores_text
 from homeserve.errors import HomeserveError, SettingError
@@ -128,7 +129,7 @@ def _support(as_json: bool) -> int:
             why = f"  ({run['why']})" if run["why"] else ""
             print(f"  {words[run['ok']]:8} {run['op']:16} {' '.join(run['types'])}{why}")
         print()
-    print("yes of cuda and rocm: compiled and emulated, not run on a card; homeserve up does not use cards yet")
+    print("yes of cuda and rocm: compiled and emulated, not run on a card")
     return 0
 
 
@@ -205,6 +206,7 @@ def examine(environ: Mapping[str, str], cwd: Path) -> Iterator[Check]:
     yield settings_check
     host = read_host()
     cache = cache_dir(settings, environ)
+    box = once(lambda: _box(settings))
     checks: dict[str, Callable[[], Check]] = {
         "python": _python,
         "own packages": _own_packages,
@@ -212,7 +214,7 @@ def examine(environ: Mapping[str, str], cwd: Path) -> Iterator[Check]:
         "cpu kernels": lambda: _native(host),
         "cores": lambda: _cores(host),
         "memory": lambda: _memory(host),
-        "graphics": _graphics,
+        "graphics": lambda: _graphics(box()),
         "huge pages": _huge_pages,
         "shared memory": _shared_memory,
         "leftovers": _leftovers,
@@ -225,6 +227,8 @@ def examine(environ: Mapping[str, str], cwd: Path) -> Iterator[Check]:
             yield check()
         except (OSError, HomeserveError) as error:
             yield Check(name, False, f"could not be looked at: {error}")
+        if name == "graphics":
+            yield from _cards(box(), environ)
 
 
 def _settings(flags: argparse.Namespace, environ: Mapping[str, str], cwd: Path) -> tuple[Check, Settings]:
@@ -298,16 +302,28 @@ def _memory(host: HostFacts) -> Check:
     return Check("memory", free >= GIB // 2, why, "free some memory, or raise the limit")
 
 
-def _graphics() -> Check:
-    from budget.probe import read_box
-
-    box = read_box()
+def _graphics(box: Box) -> Check:
     sizes = ["size unknown" if c.total_bytes is None else f"{c.total_bytes / GIB:.0f} GiB" for c in box.cards]
     found = ", ".join(f"{card.name} ({size})" for card, size in zip(box.cards, sizes, strict=True))
     why = found or "no graphics card: the CPU computes"
     if box.doubts:
         why += f"; {len(box.doubts)} thing{'s' * (len(box.doubts) != 1)} about this box could not be known or believed"
     return Check("graphics", not box.doubts, why, "homeserve probe says which, and what was taken instead")
+
+
+def _cards(box: Box, environ: Mapping[str, str]) -> Iterator[Check]:
+    """Of each card every missing thing, or that it lacks none."""
+    from homeserve.commands.doctor_cards import findings, vendors_of
+    from homeserve.readiness import read
+
+    for found in findings(box, environ, read(vendors_of(box), environ)):
+        yield Check(found.card, not found.fix, found.what, found.fix or None)
+
+
+def _box(settings: Settings) -> Box:
+    from budget.probe import Sources, read_box
+
+    return read_box(Sources(cards=settings.cards_root or None))
 
 
 def _huge_pages() -> Check:
