@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import uuid
 from ctypes import byref, c_char_p, c_void_p
 
@@ -24,7 +25,9 @@ class CudaDriver(Driver):
     _context: int = 0
 
     def _prepare(self) -> None:
-        """Nothing."""
+        """Kernels are loaded with their module: a kernel that is loaded by its first launch may not come while launches
+        are recorded, and the first step of a request waits for it."""
+        os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
     @property
     def version_text(self) -> str:

@@ -50,6 +50,7 @@ class Granules:
         self._whole = -(-nbytes // granularity) * granularity
         self.address = books.driver.reserve(self._whole)
         self._backed = False
+        self._handle = 0
         books.enter(self)
 
     @property
@@ -62,7 +63,7 @@ class Granules:
         driver = self._books.driver
         driver.enter()
         try:
-            driver.back(self.address, self._whole)
+            self._handle = driver.back(self.address, self._whole)
         except OutOfDeviceMemory as error:
             raise self._books.does_not_fit(error, self._whole, self.line, self._arithmetic) from error
         self._backed = True
@@ -74,7 +75,7 @@ class Granules:
         driver = self._books.driver
         driver.enter()
         driver.wait(self._stream)
-        driver.unback(self.address, self._whole)
+        driver.unback(self.address, self._whole, self._handle)
         self._backed = False
 
     def close(self) -> None:

@@ -121,6 +121,13 @@ def test_a_driver_without_any_card(vendor: Vendor, tmp_path: Path) -> None:
     assert "homeserve probe" in caught.value.fix
 
 
+def test_hip_that_starts_with_its_first_call_and_finds_no_card(tmp_path: Path) -> None:
+    cards = fake_cards(tmp_path)
+    cards.fail("amd", "hipRuntimeGetVersion", 100)
+    with pytest.raises(DriverMissing, match="HIP's driver finds no card"):
+        cards.open("amd")
+
+
 @pytest.mark.parametrize("vendor", VENDORS)
 def test_a_variable_that_hides_all_cards_is_named(
     vendor: Vendor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

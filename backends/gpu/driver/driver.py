@@ -90,7 +90,10 @@ class Driver(ABC):
         """The version first: CUDA tells it before it is initialised, and too old a driver may not initialise at all."""
         self._prepare()
         number = c_int()
-        self._call("version", byref(number))
+        status = self.calls["version"](byref(number))
+        if status == NO_DEVICE:  # HIP starts with the first call, whichever it is
+            raise self._no_card()
+        self._check(status, "version")
         self.version = number.value
         if self.version < self.names.oldest:
             raise DriverTooOld(
@@ -252,23 +255,28 @@ class Driver(ABC):
     def unreserve(self, address: int, nbytes: int) -> None:
         self._call("unreserve", address, nbytes)
 
-    def back(self, address: int, nbytes: int) -> None:
-        """Memory behind reserved addresses, whole granules. Where anything of it fails there is none."""
-        handle = c_uint64()
-        self._call("create", byref(handle), nbytes, byref(self._prop()), 0)
+    def back(self, address: int, nbytes: int) -> int:
+        """Memory behind reserved addresses, whole granules: its handle, for `unback`. Where anything of it fails there
+        is none."""
+        made = c_uint64()
+        self._call("create", byref(made), nbytes, byref(self._prop()), 0)
         try:
-            self._call("map", address, nbytes, 0, handle, 0)
+            self._call("map", address, nbytes, 0, made, 0)
             try:
                 desc = n.AccessDesc(self._location(), n.READ_WRITE)
                 self._call("set_access", address, nbytes, byref(desc), 1)
             except DriverError:
                 self.calls["unmap"](address, nbytes)
                 raise
-        finally:  # the mapping holds the memory from here on, or nothing does
-            self.calls["release"](handle)
+        except DriverError:
+            self.calls["release"](made)
+            raise
+        return made.value
 
-    def unback(self, address: int, nbytes: int) -> None:
+    def unback(self, address: int, nbytes: int, handle: int) -> None:
+        """The handle is kept until here: CUDA's mappings hold their memory without it, HIP's not in every version."""
         self._call("unmap", address, nbytes)
+        self._call("release", handle)
 
     def _location(self) -> n.Location:
         return n.Location(n.ON_DEVICE, self._index)
