@@ -1,6 +1,7 @@
 """`GpuBackend`: a card of either vendor, opened by one worker.
 
-    open_cuda(options), open_rocm(options)     the card by its UUID (options.extra["device"]) or its number
+    open_cuda(options), open_rocm(options)     the card by its UUID (options.extra["device"]) or its number;
+                                               options.extra["fleet"]: backends of all ranks, as `cuda,cuda,cpu`
       .bind(ops, …)     refuse what is missing ─▶ plan ─▶ compile kernels ─▶ memory ─▶ load weights
           GpuProgram    run, draft, accept                                        (backends.gpu.program)
       .bind_layouts     the same for several layouts, whose pools take turns      (backends.gpu.layouts)
@@ -48,7 +49,7 @@ from backends.gpu.pools import GpuPools, all_of, checked_parts
 from backends.gpu.program import GpuProgram
 from backends.gpu.recorder import symbols
 from backends.gpu.transport.base import Room, Transport, room_of
-from backends.gpu.transport.host import HostTransport
+from backends.gpu.transport.probe import fleet_of, open_transport
 from backends.gpu.weights import CardWeights
 from backends.needs import check_exchanges
 from backends.ops import EXCHANGES
@@ -75,14 +76,17 @@ def open_rocm(options: OpenOptions) -> GpuBackend:
 def _open(vendor: Vendor, options: OpenOptions) -> GpuBackend:
     uuid = options.extra.get("device", "")
     index = None if uuid else options.device_index
-    return GpuBackend(open_card(vendor, index=index, uuid=uuid, say=lambda text: log.warning("%s", text)))
+    card = open_card(vendor, index=index, uuid=uuid, say=lambda text: log.warning("%s", text))
+    return GpuBackend(card, fleet_of(options.extra.get("fleet", "")))
 
 
 class GpuBackend:
-    """An opened card. It closes `device` when it is closed."""
+    """An opened card. It closes `device` when it is closed. `fleet`: the backends of all ranks, where they are known; a
+    transport between cards is looked for only then."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, fleet: Sequence[str] = ()) -> None:
         self.device = device
+        self._fleet = tuple(fleet)
         facts = device.facts
         self.name = NAMES[facts.vendor]
         self.facts = DeviceFacts(
@@ -126,9 +130,9 @@ class GpuBackend:
         plan, own = self._planned(ops, weights, kv, limits, states, collective)
         if parts is not None:
             checked_parts(parts, kv, states)
-        self._compile([(plan, own)], progress, ())
         transport = self._transport([plan], collective)
         try:
+            self._compile([(plan, own)], progress, ())
             return GpuProgram(self.device, plan, own, progress, transport, parts, own_transport=True)
         except BaseException:
             if transport is not None:
@@ -148,7 +152,6 @@ class GpuBackend:
             each.name: self._planned(each.ops, each.weights, each.kv, limits, each.states, collective)
             for each in bindings
         }
-        self._compile(list(planned.values()), progress, moves.SYMBOLS)
         transport = self._transport([plan for plan, _ in planned.values()], collective)
         first = bindings[0].name
 
@@ -160,6 +163,7 @@ class GpuBackend:
             )
 
         try:
+            self._compile(list(planned.values()), progress, moves.SYMBOLS)
             return GpuLayouts(self.device, bindings, collective, home, progress, make)
         except BaseException:
             if transport is not None:
@@ -203,11 +207,12 @@ class GpuBackend:
         progress(COMPILING, len(wanted), len(wanted))
 
     def _transport(self, plans: Sequence[Plan], collective: Collective | None) -> Transport | None:
-        """One for all plans, which take turns; None where nothing is exchanged."""
+        """One for all plans, which take turns; None where nothing is exchanged. Ranks may meet in it: it is had before
+        kernels are compiled, which takes each rank a time of its own."""
         exchanging = any(isinstance(op, EXCHANGES) for plan in plans for op in plan.ops)
         if collective is None or not exchanging:
             return None
         room = Room()
         for plan in plans:
             room |= room_of(plan.exchanged_rows(), collective.ranks)
-        return HostTransport(self.device, collective, room, "every rank can go by way of the host")
+        return open_transport(self.device, collective, room, self._fleet)
