@@ -237,9 +237,11 @@ class FileCopy:
         if self._pinned is not None:
             self._pinned.close()
             self._pinned = None
-        if not self._mapped.closed:
-            del self._bytes
+        self._bytes = np.zeros(0, np.uint8)
+        try:
             self._mapped.close()
+        except BufferError:
+            pass  # an error that is on its way looks at it: it goes with that
 
 
 class _OfCopy:

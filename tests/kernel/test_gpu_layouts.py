@@ -575,6 +575,20 @@ def test_what_layouts_cannot_be_had_is_said_and_nothing_is_kept() -> None:
     assert device.held == 0
 
 
+@pytest.mark.parametrize("kind", ["copy", "images"])
+@pytest.mark.parametrize("step", ["pin", "launch", "download"])
+def test_a_load_that_fails_says_why_and_keeps_nothing(tmp_path: Path, kind: str, step: str) -> None:
+    device, model = EmulatedDevice(), whole_model()
+    binding = Binding(PIPELINE, *layers_of(model, 0), *POOLS[PIPELINE])
+    whole = run_of(list(model.values()))
+    home = WeightHome(kind, 0, 1, *whole, weights_fd=os.memfd_create("weights"), folder=str(tmp_path))
+    acts: Any = on_paper(1).acts[0]
+    setattr(device, step, refuse)
+    with pytest.raises(MemoryError, match="no more"):
+        GpuLayouts(device, [binding], acts, home, lambda *_: None, FakeProgram, LEAST_STAGING)
+    assert device.held == 0 and not list(tmp_path.iterdir())
+
+
 def test_close_gives_all_of_it_back_and_a_layout_that_there_is_not_is_named() -> None:
     fleet = Fleet()
     assert fleet.layouts[0].not_ready("ring") == "there is no ring layout here, there is pipeline and tensor"
