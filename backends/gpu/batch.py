@@ -215,6 +215,9 @@ def _check_group(batch: Batch, rules: Rules, runs: Sequence[Run], group: int) ->
     slots, window = rules.kv.group_slots[group], rules.kv.group_windows[group]
     _within(f"slot of KV group {group}", batch.slots[group], slots)
     pages, lowest = slots // PAGE_LEN, -1 if rules.partial[group] else 0
+    tables = batch.tables[group]
+    if tables.size and lowest <= int(tables.min()) <= int(tables.max()) < pages:
+        return  # whatever is read of them; the rule, and cheap
     for run in runs:
         seen = int(batch.positions[run.first]) - window + 1 if window else 0
         first, last = max(seen, 0) // PAGE_LEN, int(batch.positions[run.end - 1]) // PAGE_LEN
@@ -266,7 +269,7 @@ class Block:
             self._array("chunks")[: found.chunks.size] = found.chunks.reshape(-1)
             chunks, single = len(found.chunks), found.rows
         self._upload(0, self._layout.head)
-        self._write_tables(batch.tables, {run.lane for run in runs})
+        self._write_tables(batch.tables)
         return BatchShape(rows, len(logit_rows), _lanes_of(runs, lanes), few, many, chunks, single, held)
 
     def write_accepts(self, accepts: Ints) -> None:
@@ -297,17 +300,16 @@ class Block:
             self._array(name)[: array.size] = array
         return (len(few), max((rows for _, rows in few), default=0)), (len(many), MANY_TILE_ROWS if many else 0)
 
-    def _write_tables(self, tables: Ints, lanes: set[int]) -> None:
-        """Those of `lanes` that differ from what the card has."""
-        pages = tables.shape[2]
+    def _write_tables(self, tables: Ints) -> None:
+        """Rows that differ from what the card has."""
+        _, lanes, pages = tables.shape
         for group, there in enumerate(self._tables):
-            changed = [lane for lane in sorted(lanes) if not np.array_equal(there[lane, :pages], tables[group, lane])]
-            if not changed:
+            changed = np.flatnonzero((there[:lanes, :pages] != tables[group]).any(axis=1))
+            if not len(changed):
                 continue
-            for lane in changed:
-                there[lane, :pages] = tables[group, lane]
+            first, end = int(changed[0]), int(changed[-1]) + 1
+            there[first:end, :pages] = tables[group, first:end]
             lane_pages = self._layout.limits.lane_pages
-            first, end = changed[0], changed[-1] + 1
             self._upload(self._layout.at[f"tables {group}"] + first * lane_pages, (end - first) * lane_pages)
 
     def _write(self, name: str, values: Ints) -> None:
