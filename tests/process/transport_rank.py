@@ -30,6 +30,8 @@ from backends.gpu.device import Device
 from backends.gpu.errors import GpuError
 from backends.gpu.ops.buffers import NONE, Rows
 from backends.gpu.transport.base import Act, Part, Room, Transport, padded
+from backends.gpu.transport.boot import Bounds
+from backends.gpu.transport.columns import SYMBOLS
 from backends.gpu.transport.probe import open_transport
 from backends.host import library
 from backends.host.collective import HostCollective
@@ -102,6 +104,13 @@ class Card:
     def close(self) -> None:
         self._staging.close()
         self._memory.close()
+
+
+def exchanges(transport: Transport, card: Card) -> None:
+    """Every kind, in turn."""
+    sums(transport, card)
+    gathers(transport, card)
+    stream(transport, card)
 
 
 def sums(transport: Transport, card: Card) -> None:
@@ -224,7 +233,7 @@ def nothing(transport: Transport, card: Card) -> None:
 
 JOBS: dict[str, Callable[[Transport, Card], None]] = {
     each.__name__: each
-    for each in (sums, gathers, stream, too_many, for_ever, another_plan, another_width, refused, nothing)
+    for each in (exchanges, sums, gathers, stream, too_many, for_ever, another_plan, another_width, refused, nothing)
 }
 
 
@@ -242,11 +251,13 @@ def main(fd: str, shape: str, rank: str, job: str, words: str) -> None:
     shape_ = ActShape(**facts | {"sizes": tuple(facts["sizes"])}, routes=routes)
     acts = HostCollective(library.load(), int(fd), shape_, int(rank), timeout_s=options["timeout_s"], spin_us=0)
     device = device_of(int(rank), options)
+    device.prepare(SYMBOLS)  # compiled before bounds hold
     say(up=True)
     sys.stdin.readline()
     told: list[str] = []
     try:
-        transport = open_transport(device, acts, ROOM, options.get("fleet", ()), tell=told.append)
+        fleet = options.get("fleet", ())
+        transport = open_transport(device, acts, ROOM, fleet, tell=told.append, bounds=Bounds(2.0, 2.0, 6.0))
     except (GpuError, ExchangeError) as error:
         say(refused=type(error).__name__, words=str(error))
         return

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,16 @@ WORDS_MOST = 600
 """Characters of a reason that is told: several fit into a record."""
 
 Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Seconds until something counts as never done: a copy that is tried, a communicator, and work of a collectives
+    library. Exchanges of the host have to wait longer than each."""
+
+    copy_s: float = 10.0
+    communicator_s: float = 20.0
+    work_s: float = 30.0
 
 
 class Told:

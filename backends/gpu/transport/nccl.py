@@ -41,8 +41,6 @@ from backends.gpu.transport.host import HostTransport
 from backends.gpu.transport.meeting import Meeting
 from backends.gpu.transport.nccl_library import Communicator, NcclError, NcclLate
 
-DONE_S = 30.0
-"""Until work of the library counts as never done."""
 LOOKS = 200
 """At the stream, before it is looked at now and then only."""
 NAP_S = 0.0001
@@ -64,7 +62,7 @@ class NcclTransport:
         why: str,
         notes: Sequence[str] = (),
         *,
-        timeout_s: float = DONE_S,
+        timeout_s: float,
     ) -> None:
         self.why, self.notes = why, tuple(notes)
         self.rank, self.ranks = collective.rank, collective.ranks

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import MutableMapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,13 +15,19 @@ from backends.gpu.errors import DeviceLost, DriverError
 from backends.gpu.ops.buffers import Rows
 from backends.gpu.transport import nccl_library
 from backends.gpu.transport.base import EXCHANGE, MAILBOXES, PAD, Room
-from backends.gpu.transport.boot import WORDS_MOST, Told, against
+from backends.gpu.transport.boot import WORDS_MOST, Bounds, Told, against
 from backends.gpu.transport.nccl import NcclTransport
 from backends.gpu.transport.nccl_library import Communicator, Library, set_defaults
 
-COMMUNICATOR_S = 20.0
-"""Until a communicator counts as one that never comes about. Exchanges of the host wait longer than that."""
 TRIAL_ROWS, TRIAL_WIDTH = 4, 64 * PAD
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a transport says of itself: why it is this one, and its notes."""
+
+    why: str
+    notes: tuple[str, ...] = ()
 
 
 def open_nccl(
@@ -29,10 +36,8 @@ def open_nccl(
     told: Told,
     room: Room,
     environ: MutableMapping[str, str],
-    why: str,
-    notes: Sequence[str] = (),
-    *,
-    timeout_s: float = COMMUNICATOR_S,
+    words: Words,
+    bounds: Bounds,
 ) -> NcclTransport | str:
     """The transport, or why there is none, the same on every rank. Raises PeerLate, StampMismatch, DeviceLost."""
     refused, library = _library(device)
@@ -40,13 +45,13 @@ def open_nccl(
     if library is None or against_it:
         return against_it
     set_defaults(environ)
-    refused, communicator = _communicator(library, told, timeout_s)
+    refused, communicator = _communicator(library, told, bounds.communicator_s)
     against_it = told.agree("communicator", refused)
     if communicator is None or against_it:
         if communicator is not None:
             communicator.abort()
         return against_it
-    return _tried(device, collective, told, room, communicator, why, notes)
+    return _tried(device, collective, told, room, communicator, words, bounds)
 
 
 def _tried(
@@ -55,14 +60,16 @@ def _tried(
     told: Told,
     room: Room,
     communicator: Communicator,
-    why: str,
-    notes: Sequence[str],
+    words: Words,
+    bounds: Bounds,
 ) -> NcclTransport | str:
     """Raises as `open_nccl` does."""
     transport, refused = None, ""
     trial = Room(TRIAL_ROWS, TRIAL_ROWS * TRIAL_WIDTH, TRIAL_ROWS * TRIAL_WIDTH)
     try:
-        transport = NcclTransport(device, collective, room | trial, communicator, why, notes)
+        transport = NcclTransport(
+            device, collective, room | trial, communicator, words.why, words.notes, timeout_s=bounds.work_s
+        )
     except MemoryError as error:
         refused = f"no memory for it: {error}"
     against_it = told.agree("memory", refused)

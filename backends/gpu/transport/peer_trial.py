@@ -35,15 +35,15 @@ class Refused:
 
 
 def open_peer(
-    device: PeerDevice, collective: Collective, told: Told, room: Room, apertures: Apertures
+    device: PeerDevice, collective: Collective, told: Told, room: Room, apertures: Apertures, timeout_s: float
 ) -> PeerTransport | Refused:
-    """Raises ExchangeError, DeviceLost, KernelError, OutOfDeviceMemory."""
+    """`timeout_s` bounds each copy that is tried. Raises ExchangeError, DeviceLost, KernelError, OutOfDeviceMemory."""
     shapes = _shapes(told, collective, room)
     own = shapes[told.rank].total_bytes
     why, mailboxes = _mapped(device, told, shapes, apertures)
     if mailboxes is None:
         return Refused(why)
-    lied = verify(device, mailboxes, told)
+    lied = verify(device, mailboxes, told, timeout_s)
     if lied:
         mailboxes.unmap()
         told.agree("unmapped")

@@ -31,14 +31,15 @@ from backends.gpu.errors import GpuError
 from backends.gpu.transport import aperture
 from backends.gpu.transport.aperture import Apertures
 from backends.gpu.transport.base import Kind, Room, Transport
-from backends.gpu.transport.boot import Record, Told
+from backends.gpu.transport.boot import Bounds, Record, Told
 from backends.gpu.transport.host import HostTransport
-from backends.gpu.transport.nccl_trial import open_nccl
+from backends.gpu.transport.nccl_trial import Words, open_nccl
 from backends.gpu.transport.peer_trial import Refused, open_peer
 
 log = logging.getLogger(__name__)
 
 VARIABLE = "HOMESERVE_TRANSPORT"
+BOUNDS = Bounds()
 CHOICES = ("auto", "host", "peer", "nccl")
 VENDORS = {"cuda": "nvidia", "rocm": "amd"}
 """Of the backends that have cards."""
@@ -130,11 +131,12 @@ def open_transport(
     environ: MutableMapping[str, str] = os.environ,
     apertures: Apertures | None = None,
     tell: Callable[[str], None] = lambda what: None,
+    bounds: Bounds = BOUNDS,
 ) -> Transport:
     """The transport of this rank, for exchanges of up to `room`. Every rank of a fleet of cards calls it at once, with
     the same `fleet`: the backends of all ranks. `tell` hears what has to be known (Transport.notes), beside the log.
     Raises TransportRefused, ExchangeError, MemoryError, DeviceLost, KernelError."""
-    return _Probe(device, collective, room, fleet, environ, apertures, tell).run()
+    return _Probe(device, collective, room, fleet, environ, apertures, tell, bounds).run()
 
 
 class _Probe:
@@ -147,6 +149,7 @@ class _Probe:
         environ: MutableMapping[str, str],
         apertures: Apertures | None,
         tell: Callable[[str], None],
+        bounds: Bounds,
     ) -> None:
         self._device = device
         self._collective = collective
@@ -154,6 +157,7 @@ class _Probe:
         self._fleet = fleet
         self._environ = environ
         self._tell = tell
+        self._bounds = bounds
         self._told = Told(collective)
         facts = device.facts
         self._window = aperture.window_bytes(facts.pci, facts.vendor)
@@ -206,7 +210,7 @@ class _Probe:
             self._reasons.append(f"no copies between the cards: {why}")
             return None
         assert isinstance(self._device, PeerDevice), "every rank said so"
-        found = open_peer(self._device, self._collective, self._told, self._room, self._apertures)
+        found = open_peer(self._device, self._collective, self._told, self._room, self._apertures, self._bounds.copy_s)
         if not isinstance(found, Refused):
             return found
         self._left_bytes = found.left_bytes
@@ -227,10 +231,9 @@ class _Probe:
         why = not_nccl(said)
         if not why:
             assert isinstance(self._device, StreamDevice), "every rank said so"
-            reasons = "; ".join([*self._reasons, "a sum by the library was right"])
-            found = open_nccl(
-                self._device, self._collective, self._told, self._room, self._environ, reasons, self._notes
-            )
+            words = Words("; ".join([*self._reasons, "a sum by the library was right"]), tuple(self._notes))
+            shared = self._collective, self._told, self._room
+            found = open_nccl(self._device, *shared, self._environ, words, self._bounds)
             if not isinstance(found, str):
                 return found
             why = found

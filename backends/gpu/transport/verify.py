@@ -27,8 +27,6 @@ from backends.gpu.transport.mailboxes import HALVES, Mailboxes
 
 TRIAL_BYTES = 4 << 20
 """The most of a slot that is tried, from both of its ends."""
-TRIAL_S = 10.0
-"""Until a copy counts as one that never ends. It takes milliseconds."""
 
 
 def pattern(half: int, source: int, target: int, nbytes: int) -> npt.NDArray[np.uint8]:
@@ -133,7 +131,7 @@ class Trial:
             self.why_not = f"{what}: {len(wrong)} of {len(wanted)} bytes are wrong, the first is byte {wrong[0]}"
 
 
-def verify(device: PeerDevice, mailboxes: Mailboxes, told: Told, timeout_s: float = TRIAL_S) -> str:
+def verify(device: PeerDevice, mailboxes: Mailboxes, told: Told, timeout_s: float) -> str:
     """Why copies between the cards cannot be used, the same on every rank; empty: on every rank they did what they
     should. Raises ExchangeError, DeviceLost."""
     staging, refused = _staging(device, mailboxes)
