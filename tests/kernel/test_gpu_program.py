@@ -184,6 +184,14 @@ def test_a_shape_that_comes_again_is_replayed(sides: Opener) -> None:
     assert seen == [0, 1, 2, 3], "the first is launched, the second recorded and replayed"
 
 
+def test_shapes_that_differ_in_lanes_alone_are_two(sides: Opener) -> None:
+    """Two rows of one lane are one tile, of two lanes two; what runs for one is wrong for the other."""
+    both = sides("llama")
+    for pieces in ([(0, 0, TOKENS[:2])], [(0, 2, TOKENS[2:3]), (1, 0, TOKENS[:1])]) * 3:
+        assert worst(both.run(pieces)) < TOLERANCE
+    assert both.device.replays == 4
+
+
 def test_only_the_last_shapes_are_kept(sides: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_program, "RECORDINGS_MOST", 2)
     both = sides("llama")
