@@ -56,6 +56,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+COMPILE_SILENCE_S = 900.0
+"""How long a rank on a card may tell nothing new of its load: a first start compiles kernels, on a slow machine one for
+minutes."""
 HEAD_START_S = 1.0
 """How long the server waits for the worker to be spawned."""
 
@@ -257,6 +260,7 @@ class App:
             weights_copy=ranks.flip and ranks.memory_domain != UNIFIED and settings.image_spill is None,
             transit_bytes=ranks.transit_bytes,
             spin_us=ranks.spin_us,
+            load_silence_s=COMPILE_SILENCE_S if ranks.on_cards else FleetSpec.load_silence_s,
         )
         fleet = Fleet(spec, relay)
         self._stack.push_async_callback(fleet.stop)

@@ -72,7 +72,7 @@ class Run:
         wait_until(f"exit of pid {self.pid}; stderr:\n{self.err}", ended, deadline_s)
         return int(self.process.returncode)
 
-    def wait_ready(self) -> dict[str, Any]:
+    def wait_ready(self, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
         """Content of the ready file. Fails with what was said when the process ends instead."""
 
         def ready() -> bool:
@@ -80,7 +80,7 @@ class Run:
             self.pids |= children(self.pid)
             return self.ready_file.exists()
 
-        wait_until("ready", ready)
+        wait_until("ready", ready, deadline_s)
         facts: dict[str, Any] = json.loads(self.ready_file.read_text())
         return facts
 

@@ -1,4 +1,4 @@
-"""Progress of bytes on a terminal as a bar, elsewhere as a line now and then."""
+"""Progress of bytes (and of kernels that are compiled) on a terminal as a bar, elsewhere as a line now and then."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from budget.facts import MIB
 BAR_AFTER_S = 0.3
 """Work that is over sooner gets no bar: it would only flicker, and importing its library takes as long."""
 LINE_EVERY_S = 2.0
+COUNTED = {"compiling kernels": "kernels"}
+"""Stages, by how they begin, whose progress is a number of things and not of bytes."""
 
 
 class ProgressLines:
@@ -35,12 +37,13 @@ class ProgressLines:
         if done_bytes >= total_bytes:
             self.close()
             self._ended = True
-            self._say(f"{stage}: {_mib(total_bytes)} MiB in {now - self._began:.1f} s")
+            self._say(f"{stage}: {_amount(stage, total_bytes)} in {now - self._began:.1f} s")
         elif self._out.isatty():
             self._draw(stage, done_bytes, total_bytes, now)
         elif now - self._last_line >= LINE_EVERY_S:
             self._last_line = now
-            self._say(f"{stage}: {_mib(done_bytes)} of {_mib(total_bytes)} MiB after {now - self._began:.0f} s")
+            done, _, _ = _amount(stage, done_bytes).partition(" ")
+            self._say(f"{stage}: {done} of {_amount(stage, total_bytes)} after {now - self._began:.0f} s")
 
     def close(self) -> None:
         """Leave the terminal as it was."""
@@ -64,12 +67,12 @@ class _Bar:
 
     def __init__(self, out: IO[str], stage: str, total_bytes: int) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns: tuple[Any, ...] = (
             TextColumn("load   {task.description}"),
             BarColumn(),
-            DownloadColumn(binary_units=True),
+            MofNCompleteColumn() if _unit(stage) else DownloadColumn(binary_units=True),
         )
         self._progress = Progress(*columns, TimeElapsedColumn(), console=Console(file=out), transient=True)
         self._task = self._progress.add_task(stage, total=total_bytes)
@@ -82,5 +85,11 @@ class _Bar:
         self._progress.stop()
 
 
-def _mib(count: int) -> int:
-    return -(-count // MIB)
+def _amount(stage: str, count: int) -> str:
+    unit = _unit(stage)
+    return f"{count} {unit}" if unit else f"{-(-count // MIB)} MiB"
+
+
+def _unit(stage: str) -> str:
+    """What a stage counts, where it counts no bytes."""
+    return next((unit for begin, unit in COUNTED.items() if stage.startswith(begin)), "")

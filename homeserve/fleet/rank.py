@@ -88,6 +88,7 @@ class RankProcess:
             device_index=device.index,
             device=device.id,
             device_name=device.name,
+            fleet=tuple(spec.device(each).backend for each in range(spec.ranks)),
             threads=spec.threads,
             cores=spec.cores[rank] if spec.cores else (),
             isa=spec.isa,

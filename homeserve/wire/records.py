@@ -356,6 +356,8 @@ class Boot(_Record, frozen=True):
     """UUID or PCI address of the rank's card, empty on the CPU,"""
     device_name: str = ""
     """and what it is called, for messages."""
+    fleet: tuple[str, ...] = ()
+    """Backends of all ranks, by rank: which ways rows can go between cards depends on them."""
 
 
 Report = Hello | Progress | Result

@@ -326,7 +326,7 @@ class _Load:
     @property
     def _options(self) -> OpenOptions:
         boot = self._boot
-        extra = {"device": boot.device} if boot.device else {}
+        extra = {"device": boot.device, "fleet": ",".join(boot.fleet)} if boot.device else {}
         return OpenOptions(boot.device_index, boot.threads, boot.cores, boot.isa, extra)
 
     def _open_collective(self) -> Collective | None:
