@@ -59,6 +59,7 @@ NAMES = Names(
         "launch": "cuLaunchKernel",
         "stream_create": "cuStreamCreate",
         "stream_wait": "cuStreamSynchronize",
+        "stream_query": "cuStreamQuery",
         "stream_destroy": "cuStreamDestroy_v2",
         "event_create": "cuEventCreate",
         "event_record": "cuEventRecord",

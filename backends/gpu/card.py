@@ -20,19 +20,21 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from backends.gpu.arch import Vendor, arch
 from backends.gpu.cache import Cache, Compiler, default_folder
 from backends.gpu.card_memory import Books, CardMemory, Granules, Pinned, anonymous, where
-from backends.gpu.device import CardFacts, Recording
+from backends.gpu.device import CardFacts, Memory, Recording
 from backends.gpu.driver import Driver, Identity, open_driver
 from backends.gpu.errors import DriverError, OutOfDeviceMemory
 from backends.gpu.kernel_store import KernelStore
 from backends.gpu.launch import Launch, Symbol
 
 _PACK = {"pointer": "<Q", "i32": "<i", "u32": "<I", "i64": "<q", "u64": "<Q", "float": "<f"}
+_NAP_S = 0.0002
 _SLOT = 8
 """Bytes of an argument in memory; a shorter one lies at the beginning."""
 
@@ -133,7 +135,7 @@ class CardRecording:
 
 
 class Card:
-    """`Device` of backends.gpu.device."""
+    """`Device` of backends.gpu.device, and `StreamDevice` and `PeerDevice`."""
 
     def __init__(
         self, driver: Driver, facts: CardFacts, cache: Cache, compiler: Compiler | None, say: Callable[[str], None]
@@ -148,6 +150,7 @@ class Card:
         self._launched: Counter[str] = Counter()
         self._recordings: list[CardRecording] = []
         self._capture = True
+        self._hangs = False
         self._closed = False
 
     @property
@@ -191,17 +194,6 @@ class Card:
     def free_bytes(self) -> int:
         self.driver.enter()
         return self.driver.memory_info()[0]
-
-    def share(self, memory: CardMemory) -> bytes:
-        """A handle of memory of `allocate`, for `open_shared` of another process on this machine."""
-        self.driver.enter()
-        return self.driver.ipc_get(memory.address)
-
-    def open_shared(self, handle: bytes, nbytes: int, line: str) -> CardMemory:
-        """Memory of another process's card, at an address of this process. `close` ends the mapping only. Raises
-        DriverError where the two cards do not reach each other."""
-        self.driver.enter()
-        return CardMemory(self._books, self.driver.ipc_open(handle), nbytes, line, self.driver.ipc_close)
 
     # ------------------------------------------------------------------------------------------------------------ work
 
@@ -270,11 +262,61 @@ class Card:
         self.driver.enter()
         self.driver.wait(self._stream)
 
+    # ------------------------------------------------------------------- libraries on the stream, cards of other ranks
+
+    @property
+    def stream(self) -> int:
+        self.driver.enter()
+        return self._stream
+
+    def idle(self) -> bool:
+        self.driver.enter()
+        return self.driver.is_done(self._stream)
+
+    def reaches(self, uuid: str) -> str:
+        self.driver.enter()
+        other = next((each for each in self.driver.identities() if each.uuid == uuid), None)
+        if other is None:
+            return "this process is not shown that card"
+        return "" if self.driver.reaches(self.facts.index, other.index) else "there is no peer access between them"
+
+    def export(self, memory: Memory) -> bytes:
+        self.driver.enter()
+        return self.driver.ipc_get(memory.address)
+
+    def open(self, handle: bytes, nbytes: int) -> CardMemory:
+        self.driver.enter()
+        return CardMemory(self._books, self.driver.ipc_open(handle), nbytes, "", self._unmap)
+
+    def _unmap(self, address: int) -> None:
+        self.driver.wait(self._stream)
+        self.driver.ipc_close(address)
+
+    def try_copy(self, target: int, source: int, nbytes: int, timeout_s: float) -> bool:
+        """A stream that hangs is left as it is, and then so is everything else of this card when it is closed: the
+        driver would wait for it. The end of the process gives it back."""
+        self.wait()
+        driver, stream = self.driver, self.driver.stream()
+        status = driver.calls["copy"](target, source, nbytes, stream)
+        if status:
+            raise driver.failed(status, "copy")
+        deadline = time.monotonic() + timeout_s
+        while not driver.is_done(stream):
+            if time.monotonic() > deadline:
+                self._hangs = True
+                return False
+            time.sleep(_NAP_S)
+        driver.end_stream(stream)
+        return True
+
     def close(self) -> None:
         """Waits for the stream, then gives everything back that was had: recordings, memory, kernels, the stream."""
         if self._closed:
             return
         self._closed = True
+        if self._hangs:
+            self._say(f"{self.facts.told}: a copy on it never ended; the end of the process gives its memory back")
+            return
         books, driver = self._books, self.driver
         books.ending(driver.enter)
         books.ending(lambda: driver.wait(self._stream))

@@ -61,6 +61,7 @@ NAMES = Names(
         "launch": "hipModuleLaunchKernel",
         "stream_create": "hipStreamCreateWithFlags",
         "stream_wait": "hipStreamSynchronize",
+        "stream_query": "hipStreamQuery",
         "stream_destroy": "hipStreamDestroy",
         "event_create": "hipEventCreateWithFlags",
         "event_record": "hipEventRecord",

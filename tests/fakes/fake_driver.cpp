@@ -845,6 +845,13 @@ API NAME(cuStreamSynchronize, hipStreamSynchronize)(Stream *stream) {
     finish(*stream);
     return card->sticky;
 }
+// A card goes on while nobody waits: who asks finds its work done.
+API NAME(cuStreamQuery, hipStreamQuery)(Stream *stream) {
+    CARD();
+    if (stream->capturing) return stream->spoilt = true, CAPTURE_UNSUPPORTED;
+    finish(*stream);
+    return card->sticky;
+}
 API NAME(cuStreamDestroy_v2, hipStreamDestroy)(Stream *stream) {
     CARD();
     finish(*stream);

@@ -450,7 +450,7 @@ from backends.gpu.errors import DriverError
 card = open_card(sys.argv[1], index=1, say=print)
 handle, nbytes = bytes.fromhex(sys.argv[2]), int(sys.argv[3])
 try:
-    theirs = card.open_shared(handle, nbytes, "peer")
+    theirs = card.open(handle, nbytes)
 except DriverError as error:
     sys.exit(error.message)
 staging, mine = card.pinned(nbytes, "staging"), card.allocate(nbytes, "mine")
@@ -474,7 +474,7 @@ def _with_peer(cards: FakeCards, vendor: Vendor) -> tuple[str, np.ndarray, np.nd
     sent = np.arange(1000).astype(np.uint8)
     bench.put(memory.address, sent)
     environment = os.environ | cards.environment | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", PEER, vendor, bench.card.share(memory).hex(), "1000"]
+    command = [sys.executable, "-c", PEER, vendor, bench.card.export(memory).hex(), "1000"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     now = bench.get(memory.address, 1000)
     bench.card.close()

@@ -22,8 +22,10 @@ import pytest
 
 # The test folders are no package (pytest's importlib mode); this one has modules of its own.
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import transport_rank as rank_side
+from fake_cards import FakeCards, fake_cards
 
 from backends.acts import ActShape, make_memory
 
@@ -322,6 +324,55 @@ def test_a_choice_of_the_users_is_met_or_refused(
     for refused in started(2, "nothing", **by(asked), **options).hear():
         assert refused["refused"] == "TransportRefused"
         assert words in refused["words"]
+
+
+# ------------------------------------------------------------------------------------------------------- over a driver
+
+
+def over_driver(cards: FakeCards, *places: tuple[str, int]) -> dict[str, Any]:
+    """Options for ranks on cards of the fake drivers."""
+    names = {"nvidia": "cuda", "amd": "rocm"}
+    return {"driver": places, "fleet": [names[vendor] for vendor, _ in places], "environ": cards.environment}
+
+
+@pytest.mark.parametrize("vendor", ["nvidia", "amd"])
+def test_cards_of_a_driver_copy_to_each_other(started: Start, tmp_path: Path, vendor: str) -> None:
+    cards = fake_cards(tmp_path, cuda=3, rocm=3)
+    fleet = started(3, "exchanges", **over_driver(cards, *((vendor, index) for index in range(3))))
+    assert [each["kind"] for each in fleet.hear()] == ["peer"] * 3
+    for rank in range(3):
+        wanted = [*wanted_sums(3), *wanted_gathers(3, rank), *wanted_messages(3, rank)]
+        assert fleet.said(rank) == [*wanted, CLOSED]
+
+
+def test_a_driver_whose_copies_lie_is_told_of_and_not_used(started: Start, tmp_path: Path) -> None:
+    cards = fake_cards(tmp_path, cuda=2)
+    cards.lie("nvidia", 1)
+    fleet = started(2, "exchanges", **over_driver(cards, ("nvidia", 0), ("nvidia", 1)))
+    for opened in fleet.hear():
+        assert opened["kind"] == "host"
+        assert "copies between the cards cannot be trusted" in opened["notes"][0]
+    for rank in range(2):
+        assert fleet.said(rank) == [*wanted_sums(2), *wanted_gathers(2, rank), *wanted_messages(2, rank), CLOSED]
+
+
+@pytest.mark.parametrize(
+    ("facts", "places", "why"),
+    [
+        ({"cuda1": {"peers": 0}}, (("nvidia", 0), ("nvidia", 1)), "there is no peer access between them"),
+        ({}, (("nvidia", 0), ("amd", 0)), "ranks on cuda, rocm have only the host in common"),
+        ({}, (("nvidia", 0), ("nvidia", 0)), "ranks 0 and 1 share one card"),
+    ],
+)
+def test_cards_of_drivers_that_do_not_reach_each_other_use_the_host(
+    started: Start, tmp_path: Path, facts: dict[str, Any], places: Any, why: str
+) -> None:
+    fleet = started(2, "exchanges", **over_driver(fake_cards(tmp_path, cuda=2, facts=facts), *places))
+    for opened in fleet.hear():
+        assert (opened["kind"], opened["notes"]) == ("host", [])
+        assert why in opened["why"]
+    for rank in range(2):
+        assert fleet.said(rank) == [*wanted_sums(2), *wanted_gathers(2, rank), *wanted_messages(2, rank), CLOSED]
 
 
 # ---------------------------------------------------------------------------------------------- the library's variables

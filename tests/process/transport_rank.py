@@ -2,7 +2,8 @@
 
 Says that it is up and waits for a line, then prints one JSON document for each thing that it was told to do. OPTIONS,
 as JSON: `arch` and `uuid` of each rank's card, `lie` of each (peer_device.py), `fleet`, `plain` (a card without peers
-and stream), `timeout_s`.
+and stream), `timeout_s`; `driver`: instead of all that, vendor and number of each rank's card, by the driver that the
+system's loader finds (tests/fake_cards.py).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from emulated_device import EmulatedDevice
 from peer_device import PeerEmulatedDevice
 
 from backends.acts import ActShape, ExchangeError, Stamp
+from backends.gpu.card import open_card
 from backends.gpu.device import Device
 from backends.gpu.errors import GpuError
 from backends.gpu.ops.buffers import NONE, Rows
@@ -237,7 +239,10 @@ JOBS: dict[str, Callable[[Transport, Card], None]] = {
 }
 
 
-def device_of(rank: int, options: dict[str, Any]) -> EmulatedDevice:
+def device_of(rank: int, options: dict[str, Any]) -> Device:
+    if options.get("driver"):
+        vendor, index = options["driver"][rank]
+        return open_card(vendor, index=index, say=print)
     arch = options.get("arch", ["sm_86"] * 8)[rank]
     uuid = options.get("uuid", [f"GPU-{n}" for n in range(8)])[rank]
     if options.get("plain"):
@@ -275,7 +280,8 @@ def main(fd: str, shape: str, rank: str, job: str, words: str) -> None:
         return
     transport.close()
     card.close()
-    say(closed=True, held=device.held)
+    say(closed=True, held=device.held if isinstance(device, EmulatedDevice) else 0)
+    device.close()
     acts.close()
 
 

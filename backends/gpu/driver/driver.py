@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from backends.gpu.arch import Vendor
 from backends.gpu.driver import names as n
 from backends.gpu.driver.names import Names
-from backends.gpu.driver.status import CAPTURE_REFUSED, NO_DEVICE, error_of
+from backends.gpu.driver.status import CAPTURE_REFUSED, NO_DEVICE, NOT_READY, error_of
 from backends.gpu.errors import CardMissing, DeviceLost, DriverError, DriverMissing, DriverTooOld
 
 _MODULES: dict[Vendor, tuple[str, str]] = {
@@ -305,6 +305,15 @@ class Driver(ABC):
 
     def wait(self, stream: int) -> None:
         self._call("stream_wait", stream)
+
+    def is_done(self, stream: int) -> bool:
+        """Whether all that was asked of a stream is done. Never waits."""
+        if self._lost is not None:
+            raise self.lost_again()
+        status = self.calls["stream_query"](stream)
+        if status not in (0, NOT_READY):
+            raise self.failed(status, "stream_query")
+        return not status
 
     def end_stream(self, stream: int) -> None:
         self._call("stream_destroy", stream)

@@ -106,6 +106,7 @@ SIGNATURES: Mapping[str, Signature] = {
     "launch": (_HANDLE, *(c_uint,) * 7, _HANDLE, c_void_p, c_void_p),
     "stream_create": (_OUT, c_uint),
     "stream_wait": (_HANDLE,),
+    "stream_query": (_HANDLE,),
     "stream_destroy": (_HANDLE,),
     "event_create": (_OUT, c_uint),
     "event_record": (_HANDLE, _HANDLE),

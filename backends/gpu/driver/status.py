@@ -15,11 +15,10 @@ OUT_OF_MEMORY = 2
 NOT_INITIALISED = 3
 NO_DEVICE = 100
 INVALID_DEVICE = 101
+NOT_READY = 600
 UNKNOWN = 999
 CAPTURE_REFUSED = frozenset({801, 900, 901})
 """NOT_SUPPORTED, STREAM_CAPTURE_UNSUPPORTED, STREAM_CAPTURE_INVALIDATED: work can still be launched as it is."""
-ALREADY_REACHES = 704
-"""PEER_ACCESS_ALREADY_ENABLED."""
 
 _LOST = {
     214: "its memory had an error that ECC could not correct: `nvidia-smi -q -d ECC` or `rocm-smi --showrasinfo` tells"
