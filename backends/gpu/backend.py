@@ -90,7 +90,7 @@ class GpuBackend:
         facts = device.facts
         self.name = NAMES[facts.vendor]
         self.facts = DeviceFacts(
-            backend=self.name, name=facts.told, isa=facts.arch.name, threads=0, batch_invariant=False
+            backend=self.name, name=facts.name, isa=facts.arch.name, threads=0, batch_invariant=False
         )
 
     def capabilities(self) -> tuple[Capability, ...]:

@@ -54,6 +54,8 @@ from backends.sections import buffers_of, rows_of, scopes_of, sections_of
 
 ALIGN = 256
 FLOAT_BYTES = 4
+ROWS_MOST = 65535
+"""Of a batch: the second and third dimension of a grid are no larger."""
 
 
 class Sizes:
@@ -96,6 +98,8 @@ class Plan:
         self.facts, self.ops, self.weights = facts, tuple(ops), weights
         self.kv, self.limits, self.states = kv, limits, states
         self.rank, self.ranks = rank, ranks
+        if max(limits.rows, limits.lanes) > ROWS_MOST:
+            raise ValueError(f"batches of {limits.rows} rows in {limits.lanes} lanes: at most {ROWS_MOST} of either")
         self.sections = sections_of(self.ops)
         self.scopes = tuple(scopes_of(self.ops))
         self._rows_by_scope = rows_of(self.ops, limits)

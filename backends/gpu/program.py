@@ -84,10 +84,12 @@ class Shapes:
 
 
 class GpuProgram:
-    """A bound op list. One call at a time, from any thread. `weights` are filled from the checkpoint, unless they are
-    `placed` already: then the caller fills them; with `parts` the pools are the caller's; `own_transport`: it closes with the
-    program. Raises OutOfDeviceMemory with the
-    arithmetic, ValueError for a tensor whose bytes are not what its shape says."""
+    """A bound op list. One call at a time, from any thread.
+
+    `weights` are filled from the checkpoint, unless they are `placed` already: then the caller fills them. With `parts`
+    the pools are the caller's; `own_transport`: it closes with the program. Raises OutOfDeviceMemory with the
+    arithmetic, ValueError for a tensor whose bytes are not what its shape says.
+    """
 
     def __init__(
         self,
@@ -198,8 +200,8 @@ class GpuProgram:
     # --------------------------------------------------------------------------------------------------------- memory
 
     def memory_lines(self) -> Mapping[str, int]:
-        """Bytes held on the card: weights, own pools, buffers and scratch, kept rows; in pinned host memory what batches
-        and logits pass through, and of either what exchanges do. All of it is had since the bind."""
+        """Bytes held on the card: weights, own pools, buffers and scratch, kept rows; in pinned host memory what
+        batches and logits pass through, and of either what exchanges do. All of it is had since the bind."""
         lines: dict[str, int] = {}
         for memory in self._memories:
             lines[memory.line] = lines.get(memory.line, 0) + memory.nbytes

@@ -14,9 +14,9 @@ Launches depend on the shape alone, so those of one shape can be recorded and re
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 
-from backends.base import DeltaNet, GatedActivation, Limits, Norm, Op
+from backends.base import Attention, Buffer, DeltaNet, GatedActivation, Limits, Norm, Op, Rope, RopeStore, Weight
 from backends.gpu import held
 from backends.gpu.batch import MANY_TILE_ROWS, few_rows_most, few_tiles_most
 from backends.gpu.launch import Launch, Symbol
@@ -86,15 +86,42 @@ def _quantises_for(op: Op, behind: Op | None, places: Places, rows: int) -> bool
 def symbols(plan: Plan) -> tuple[Symbol, ...]:
     """Everything that batches within the limits may launch, of all sections; what moves states as well."""
     places = sketched(plan)
-    found: dict[str, Symbol] = {}
-    for section in range(len(plan.sections)):
-        for shape in _samples(plan, section):
-            for segment in segments(plan, places, section, shape):
-                found |= {launch.symbol.name: launch.symbol for launch in segment.launches}
-    more = recurrent.copies(places, places.batch("pairs"), 1)
+    found: list[Launch] = list(recurrent.copies(places, places.batch("pairs"), 1))
     if plan.held_rows:
-        more += held.accepts(plan.ops, places, 1)
-    return tuple({**found, **{launch.symbol.name: launch.symbol for launch in more}}.values())
+        found += held.accepts(plan.ops, places, 1)
+    for section, ops in enumerate(plan.sections):
+        shapes = list(_samples(plan, section))
+        for op, scope in _distinct(plan, ops):
+            for shape in shapes:
+                found += kinds.launches(op, places, replace(shape, rows=shape.logit_rows) if scope else shape, None)
+    return tuple({launch.symbol.name: launch.symbol for launch in found}.values())
+
+
+def _distinct(plan: Plan, section: range) -> list[tuple[Op, int]]:
+    """Ops and their scopes; of those that differ in nothing but names, as layers do, the first one."""
+    first: dict[object, tuple[Op, int]] = {}
+    for at in section:
+        op, scope = plan.ops[at], plan.scopes[at]
+        first.setdefault((scope, _kind_of(op, plan)), (op, scope))
+    return list(first.values())
+
+
+def _kind_of(value: object, plan: Plan) -> object:
+    """An op without names: buffers as their widths, weights as their types and shapes, layers as those of the pool."""
+    match value:
+        case Buffer():
+            return value.width
+        case Weight():
+            return plan.weights[value.name].type, value.rows, value.cols
+        case tuple():
+            return tuple(_kind_of(each, plan) for each in value)
+        case Rope():
+            return value
+    if not is_dataclass(value):
+        return value
+    told = [_kind_of(getattr(value, each.name), plan) for each in fields(value) if each.name not in ("layer", "label")]
+    group = plan.kv.layers[value.layer].group if isinstance(value, Attention | RopeStore) else 0
+    return type(value), group, *told
 
 
 def _samples(plan: Plan, section: int) -> Iterator[BatchShape]:

@@ -35,8 +35,6 @@ from backends.quant import QuantType
 
 HALVES, SCALES = "halves", "halves scales"
 """Scratch of the second form."""
-GRID_ROWS = 65535
-"""Rows that one launch of a kernel takes whose grid's second dimension they are."""
 
 
 def few_rows_most(quant: QuantType, arch: Arch) -> int:

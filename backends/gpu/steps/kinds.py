@@ -9,7 +9,6 @@ from backends.base import (
     DeltaNet,
     Experts,
     JoinHidden,
-    MergeAttention,
     Op,
     RopeStore,
 )
@@ -28,8 +27,6 @@ def _module(op: Op) -> ModuleType:
             return experts
         case DeltaNet() | JoinHidden():
             return recurrent
-        case MergeAttention():
-            return exchange
         case _ if isinstance(op, EXCHANGES):
             return exchange
         case _:
