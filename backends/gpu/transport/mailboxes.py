@@ -61,6 +61,8 @@ class Mailboxes:
         size = self.own_bytes
         self._own = device.allocate(size, MAILBOXES, f"{size} bytes of mailboxes for {len(shapes)} ranks")
         try:
+            # New memory is zeroed in the stream: that is done before somebody else may write.
+            device.wait()
             self.handle = device.export(self._own)
         except BaseException:
             self._own.close()
