@@ -10,9 +10,9 @@ libnvrtc.so.13, libhiprtc.so), so LD_LIBRARY_PATH is all that another process ne
 path: the loader read its path when the process began. Each call makes copies, so cards of two folders know nothing of
 each other; processes of one folder share its cards and see each other's memory.
 
-`fail`, `lose` and `lie` add rules, at any time, also while other processes run with these cards. Code is compiled by
-g++ for the emulation, once for all tests (the cache of tests/kernel/simt_rig.py); XDG_CACHE_HOME is set, so that no
-code of a fake is ever among a user's kernels.
+`fail`, `lose`, `lie` and `hang` add rules, at any time, also while other processes run with these cards. Code is
+compiled by g++ for the emulation, once for all tests (the cache of tests/kernel/simt_rig.py); XDG_CACHE_HOME is set, so
+that no code of a fake is ever among a user's kernels.
 
 What the cards do is told in tests/fakes/fake_driver.cpp, what compilers do in fake_compiler.cpp.
 """
@@ -88,6 +88,10 @@ class FakeCards:
     def lie(self, vendor: Vendor, card: int) -> None:
         """Copies between this card and memory of other processes put something else."""
         self._rule(vendor, f"lie {card}")
+
+    def hang(self, vendor: Vendor, card: int) -> None:
+        """Copies between this card and memory of other processes never end."""
+        self._rule(vendor, f"hang {card}")
 
     def registered(self, vendor: Vendor) -> int:
         """Bytes of this process's memory that are pinned."""

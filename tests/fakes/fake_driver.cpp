@@ -21,6 +21,7 @@
 //                                      fail; of this card alone, or with -1 of all
 //     lose CARD CODE FROM              the FROM-th launch since then ends with this status, and so does all behind it
 //     lie CARD                         copies between this card and memory of another process go wrong from here on
+//     hang CARD                        such copies never end
 //
 // The file is read again when it changes: rules may come while a process runs.
 #ifndef _GNU_SOURCE
@@ -165,7 +166,7 @@ void read_file() {
             }
             all_cards.push_back(card);
         }
-        if (kind == "fail" || kind == "lose" || kind == "lie") {
+        if (kind == "fail" || kind == "lose" || kind == "lie" || kind == "hang") {
             Rule rule;
             rule.kind = kind;
             words >> rule.what;
@@ -415,9 +416,17 @@ int run(Card *card, Op &op) {
     return UNKNOWN;
 }
 
+// Whether a stream has a copy that never ends.
+bool hangs(const Stream &stream) {
+    for (const Op &op : stream.queue)
+        if (op.kind == Op::COPY && (foreign(op.target) || foreign(op.source)) && ruled("hang", stream.card)) return true;
+    return false;
+}
+
 // All that was asked of a stream. An access to memory that is not there leaves the emulation wherever it was.
 void finish(Stream &stream) {
     if (stream.queue.empty()) return;
+    while (hangs(stream)) pause();
     struct sigaction mine_, was_segv, was_bus;
     std::memset(&mine_, 0, sizeof mine_);
     mine_.sa_handler = touched_nothing;
@@ -845,12 +854,13 @@ API NAME(cuStreamSynchronize, hipStreamSynchronize)(Stream *stream) {
     finish(*stream);
     return card->sticky;
 }
-// A card goes on while nobody waits: who asks finds its work done.
+// A card goes on while nobody waits: who asks a second time finds its work done.
 API NAME(cuStreamQuery, hipStreamQuery)(Stream *stream) {
     CARD();
     if (stream->capturing) return stream->spoilt = true, CAPTURE_UNSUPPORTED;
-    finish(*stream);
-    return card->sticky;
+    if (stream->queue.empty()) return 0;
+    if (!hangs(*stream)) finish(*stream);
+    return card->sticky ? card->sticky : NOT_READY;
 }
 API NAME(cuStreamDestroy_v2, hipStreamDestroy)(Stream *stream) {
     CARD();

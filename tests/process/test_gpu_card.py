@@ -18,7 +18,7 @@ from fake_cards import CAPTURE_UNSUPPORTED, ECC, LAUNCH_FAILED, NOT_SUPPORTED, O
 
 from backends.gpu.arch import Vendor
 from backends.gpu.card import Card
-from backends.gpu.device import Device
+from backends.gpu.device import Device, PeerDevice, StreamDevice
 from backends.gpu.errors import DeviceLost, DriverError, OutOfDeviceMemory
 from backends.gpu.launch import Launch
 from backends.gpu.ops import mixers
@@ -453,6 +453,11 @@ try:
     theirs = card.open(handle, nbytes)
 except DriverError as error:
     sys.exit(error.message)
+if "try" in sys.argv:
+    own = card.allocate(nbytes, "own")
+    print(card.try_copy(theirs.address, own.address, nbytes, 0.2), flush=True)
+    card.close()
+    sys.exit()
 staging, mine = card.pinned(nbytes, "staging"), card.allocate(nbytes, "mine")
 card.copy(mine.address, theirs.address, nbytes)
 card.download(staging.address, mine.address, nbytes)
@@ -467,18 +472,18 @@ card.close()
 """Another process with a card of its own: adds one to each byte behind a handle."""
 
 
-def _with_peer(cards: FakeCards, vendor: Vendor) -> tuple[str, np.ndarray, np.ndarray]:
+def _with_peer(cards: FakeCards, vendor: Vendor, *more: str) -> tuple[str, np.ndarray, np.ndarray]:
     """(what the peer says, what was there, what is there now)."""
     bench = Bench(cards, vendor)
     memory = bench.card.allocate(1000, "rows")
     sent = np.arange(1000).astype(np.uint8)
     bench.put(memory.address, sent)
     environment = os.environ | cards.environment | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", PEER, vendor, bench.card.export(memory).hex(), "1000"]
+    command = [sys.executable, "-c", PEER, vendor, bench.card.export(memory).hex(), "1000", *more]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     now = bench.get(memory.address, 1000)
     bench.card.close()
-    return done.stderr.strip(), sent, now
+    return (done.stdout + done.stderr).strip(), sent, now
 
 
 @pytest.mark.parametrize("vendor", VENDORS)
@@ -499,3 +504,34 @@ def test_cards_that_do_not_reach_each_other_say_so(tmp_path: Path) -> None:
     said, sent, now = _with_peer(fake_cards(tmp_path, cuda=2, facts={"cuda1": {"peers": 0}}), "nvidia")
     assert "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED" in said
     np.testing.assert_array_equal(now, sent)
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_a_copy_is_tried_on_a_stream_of_its_own(vendor: Vendor, tmp_path: Path) -> None:
+    said, _, now = _with_peer(fake_cards(tmp_path, cuda=2, rocm=2), vendor, "try")
+    assert said == "True" and not now.any()
+
+
+def test_a_tried_copy_that_never_ends_is_given_up_and_so_is_all_memory(tmp_path: Path) -> None:
+    cards = fake_cards(tmp_path, cuda=2)
+    cards.hang("nvidia", 1)
+    said, sent, now = _with_peer(cards, "nvidia", "try")
+    assert said.splitlines()[0] == "False" and "a copy on it never ended" in said
+    np.testing.assert_array_equal(now, sent)
+
+
+def test_a_card_says_whom_it_reaches_and_whether_it_is_idle(tmp_path: Path) -> None:
+    cards = fake_cards(tmp_path, cuda=3, facts={"cuda2": {"peers": 0}})
+    card = cards.open("nvidia")
+    device: StreamDevice = card
+    peer: PeerDevice = card
+    uuid = "GPU-5ee1c0de-0000-4000-8000-00000000000"
+    assert peer.reaches(uuid + "1") == ""
+    assert "no peer access" in peer.reaches(uuid + "2")
+    assert "not shown" in peer.reaches("GPU-0")
+    assert device.stream and device.idle()
+    card.allocate(4096, "weights")
+    assert not device.idle()
+    card.wait()
+    assert device.idle()
+    card.close()
