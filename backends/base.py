@@ -604,10 +604,12 @@ class Collective(Protocol):
 
 @dataclass(frozen=True)
 class OpenOptions:
-    """How a worker opens its device. `cores` pins threads (empty: those the process may use)."""
+    """How a worker opens its device. `cores` pins threads (empty: those the process may use). `tell` hears what is not
+    as it should be and stops nobody, each thing once: a copy between cards that lies."""
 
     device_index: int = 0
     threads: int = 0
     cores: tuple[int, ...] = ()
     isa: str = ""
     extra: Mapping[str, str] = field(default_factory=dict)
+    tell: Callable[[str], None] | None = None

@@ -13,7 +13,7 @@ seconds, not after tens of gigabytes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from backends import kv_shapes
 from backends import states as state_shapes
@@ -76,16 +76,22 @@ def open_rocm(options: OpenOptions) -> GpuBackend:
 def _open(vendor: Vendor, options: OpenOptions) -> GpuBackend:
     uuid = options.extra.get("device", "")
     index = None if uuid else options.device_index
-    card = open_card(vendor, index=index, uuid=uuid, say=lambda text: log.warning("%s", text))
-    return GpuBackend(card, fleet_of(options.extra.get("fleet", "")))
+    tell = options.tell or _warn
+    card = open_card(vendor, index=index, uuid=uuid, say=tell)
+    return GpuBackend(card, fleet_of(options.extra.get("fleet", "")), tell)
+
+
+def _warn(what: str) -> None:
+    log.warning("%s", what)
 
 
 class GpuBackend:
     """An opened card. It closes `device` when it is closed. `fleet`: the backends of all ranks, where they are known; a
-    transport between cards is looked for only then."""
+    transport between cards is looked for only then. `tell`: as OpenOptions has it."""
 
-    def __init__(self, device: Device, fleet: Sequence[str] = ()) -> None:
+    def __init__(self, device: Device, fleet: Sequence[str] = (), tell: Callable[[str], None] = _warn) -> None:
         self.device = device
+        self._tell = tell
         self._fleet = tuple(fleet)
         facts = device.facts
         self.name = NAMES[facts.vendor]
@@ -215,4 +221,4 @@ class GpuBackend:
         room = Room()
         for plan in plans:
             room |= room_of(plan.exchanged_rows(), collective.ranks)
-        return open_transport(self.device, collective, room, self._fleet)
+        return open_transport(self.device, collective, room, self._fleet, tell=self._tell)

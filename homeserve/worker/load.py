@@ -327,7 +327,7 @@ class _Load:
     def _options(self) -> OpenOptions:
         boot = self._boot
         extra = {"device": boot.device, "fleet": ",".join(boot.fleet)} if boot.device else {}
-        return OpenOptions(boot.device_index, boot.threads, boot.cores, boot.isa, extra)
+        return OpenOptions(boot.device_index, boot.threads, boot.cores, boot.isa, extra, self._tell)
 
     def _open_collective(self) -> Collective | None:
         """This rank's end of what the ranks exchange; None where they exchange nothing."""

@@ -130,12 +130,12 @@ def open_transport(
     *,
     environ: MutableMapping[str, str] = os.environ,
     apertures: Apertures | None = None,
-    tell: Callable[[str], None] = lambda what: None,
+    tell: Callable[[str], None] = lambda what: log.warning("%s", what),
     bounds: Bounds = BOUNDS,
 ) -> Transport:
     """The transport of this rank, for exchanges of up to `room`. Every rank of a fleet of cards calls it at once, with
-    the same `fleet`: the backends of all ranks. `tell` hears what has to be known (Transport.notes), beside the log.
-    Raises TransportRefused, ExchangeError, MemoryError, DeviceLost, KernelError."""
+    the same `fleet`: the backends of all ranks. `tell` hears what has to be known (Transport.notes). Raises
+    TransportRefused, ExchangeError, MemoryError, DeviceLost, KernelError."""
     return _Probe(device, collective, room, fleet, environ, apertures, tell, bounds).run()
 
 
@@ -250,7 +250,6 @@ class _Probe:
         return HostTransport(self._device, self._collective, self._room, why, self._notes, left_bytes=self._left_bytes)
 
     def _note(self, what: str) -> None:
-        log.warning("%s", what)
         self._notes.append(what)
         self._tell(what)
 
