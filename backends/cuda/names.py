@@ -11,7 +11,7 @@ from backends.gpu.driver.names import Attributes, Names
 NAMES = Names(
     vendor="nvidia",
     title="CUDA",
-    libraries=("libcuda.so.1", "libcuda.so"),
+    libraries=("libcuda.so.1", "libcuda.so", "/usr/lib/wsl/lib/libcuda.so.1"),
     oldest=12000,
     oldest_text="12.0 (driver 525.60)",
     hiding=("CUDA_VISIBLE_DEVICES",),

@@ -208,7 +208,7 @@ def _candidates(vendor: Vendor, major: int | None) -> Iterator[str]:
         yield from ("libhiprtc.so", "libhiprtc.so.7", "libhiprtc.so.6", "libhiprtc.so.5")
         roots = [os.environ.get("ROCM_PATH", "/opt/rocm"), *packages("_rocm_sdk_core")]
         for root in roots:
-            yield from _libraries(Path(root) / "lib", "libhiprtc.so")
+            yield from libraries(Path(root) / "lib", "libhiprtc.so")
         return
     for each in (major,) if major else NVRTC_MAJORS:
         yield f"libnvrtc.so.{each}"
@@ -219,8 +219,9 @@ def _candidates(vendor: Vendor, major: int | None) -> Iterator[str]:
             yield str(toolkit / "lib64" / f"libnvrtc.so.{each}")
 
 
-def _libraries(folder: Path, name: str) -> Iterator[str]:
-    """With a number behind it or without; not files that stand beside it, such as libhiprtc.so.7.1-debug."""
+def libraries(folder: Path, name: str) -> Iterator[str]:
+    """Files of a library, with a number behind the name or without; not files that stand beside it, such as
+    libhiprtc.so.7.1-debug."""
     plain = re.compile(re.escape(name) + r"(\.\d+)*")
     yield from sorted(str(path) for path in folder.glob(name + "*") if plain.fullmatch(path.name))
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Iterator, Mapping
 from ctypes import byref, c_char_p, c_int, c_void_p
+from pathlib import Path
 
 from backends.gpu.driver.driver import Driver, text_of
 from backends.gpu.errors import DriverError
+from backends.gpu.jit import libraries, packages
 from backends.rocm.names import ARCH_BYTES, NAMES, PROPERTIES, PROPERTIES_BYTES
 
 _ARCH = re.compile(r"gfx[0-9a-f]{3,5}(:[a-z]+[+-])*")
@@ -16,6 +19,12 @@ _UNIQUE = re.compile(r"[0-9a-f]{16}")
 
 class RocmDriver(Driver):
     names = NAMES
+
+    def _places(self, environ: Mapping[str, str]) -> Iterator[str]:
+        """ROCm's own folder is seldom among the loader's; its wheels never are."""
+        yield from self.names.libraries
+        for root in (environ.get("ROCM_PATH", "/opt/rocm"), *packages("_rocm_sdk_core")):
+            yield from libraries(Path(root) / "lib", self.names.libraries[-1])
 
     @property
     def version_text(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +82,16 @@ def test_the_product_finds_the_libraries_by_the_loaders_names(tmp_path: Path) ->
         "NVIDIA GeForce RTX 3090 (GPU-5ee1c0de-0000-4000-8000-000000000000) libcuda.so.1",
         "AMD Radeon 780M Graphics (GPU-00000000a11d0000) libamdhip64.so.7",
     ], done.stderr
+
+
+def test_hip_is_found_in_rocms_own_folder(tmp_path: Path) -> None:
+    cards = fake_cards(tmp_path)
+    (tmp_path / "rocm/lib").mkdir(parents=True)
+    for name in ("libamdhip64.so.7", "rocm.cards"):
+        shutil.copy(cards.folder / name, tmp_path / "rocm/lib")
+    driver = open_driver("amd", environ={"ROCM_PATH": str(tmp_path / "rocm")})
+    assert driver.path == str(tmp_path / "rocm/lib/libamdhip64.so.7")
+    assert driver.find().name == "AMD Radeon 780M Graphics"
 
 
 def test_a_card_is_asked_for_by_uuid_or_address(tmp_path: Path) -> None:

@@ -21,36 +21,21 @@ import ctypes
 import importlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from ctypes import byref, c_float, c_int, c_size_t, c_uint64, c_void_p
-from dataclasses import dataclass
 
 from backends.gpu.arch import Vendor
 from backends.gpu.driver import names as n
+from backends.gpu.driver.finding import Identity, chosen, no_card, refuse_twins
 from backends.gpu.driver.names import Names
 from backends.gpu.driver.status import CAPTURE_REFUSED, NO_DEVICE, NOT_READY, error_of
-from backends.gpu.errors import CardMissing, DeviceLost, DriverError, DriverMissing, DriverTooOld
+from backends.gpu.errors import DeviceLost, DriverError, DriverMissing, DriverTooOld
 
 _MODULES: dict[Vendor, tuple[str, str]] = {
     "nvidia": ("backends.cuda.driver", "CudaDriver"),
     "amd": ("backends.rocm.driver", "RocmDriver"),
 }
 _NAME_BYTES = 256
-
-
-@dataclass(frozen=True)
-class Identity:
-    """A card as the driver shows it to this process. `uuid`: as nvidia-smi and rocminfo print it; of a card that has
-    none, its PCI address."""
-
-    index: int
-    uuid: str
-    pci: str
-    name: str
-
-    @property
-    def told(self) -> str:
-        return f"{self.name} ({self.uuid})"
 
 
 def open_driver(vendor: Vendor, path: str | None = None, environ: Mapping[str, str] = os.environ) -> Driver:
@@ -65,12 +50,16 @@ class Driver(ABC):
     names: Names
 
     def __init__(self, path: str | None, environ: Mapping[str, str]) -> None:
-        self.path, self._library = _loaded(self.names, path)
+        self.path, self._library = _loaded(self.names, (path,) if path else self._places(environ))
         self._environ = environ
         self._lost: DeviceLost | None = None
         self.identity: Identity | None = None
         self.calls: dict[str, Callable[..., int]] = {key: self._bound(key) for key in self.names.symbols}
         self._start()
+
+    def _places(self, environ: Mapping[str, str]) -> Iterable[str]:
+        """Where the library is looked for: names for the system's loader, then files."""
+        return self.names.libraries
 
     def _bound(self, key: str) -> Callable[..., int]:
         symbol = self.names.symbols[key]
@@ -92,7 +81,7 @@ class Driver(ABC):
         number = c_int()
         status = self.calls["version"](byref(number))
         if status == NO_DEVICE:  # HIP starts with the first call, whichever it is
-            raise self._no_card()
+            raise no_card(self.names, self._environ)
         self._check(status, "version")
         self.version = number.value
         if self.version < self.names.oldest:
@@ -103,7 +92,7 @@ class Driver(ABC):
             )
         status = self.calls["init"](0)
         if status == NO_DEVICE:
-            raise self._no_card()
+            raise no_card(self.names, self._environ)
         self._check(status, "init")
 
     @abstractmethod
@@ -130,18 +119,10 @@ class Driver(ABC):
         count = c_int()
         status = self.calls["device_count"](byref(count))
         if status == NO_DEVICE or (not status and not count.value):
-            raise self._no_card()
+            raise no_card(self.names, self._environ)
         self._check(status, "device_count")
         found = tuple(self._identity(index) for index in range(count.value))
-        for at, card in enumerate(found):
-            twin = next((other for other in found[:at] if other.uuid == card.uuid), None)
-            if twin:
-                raise DriverError(
-                    f"{self.names.title}'s driver shows two cards of the UUID {card.uuid}: {twin.name} at {twin.pci}"
-                    f" and {card.name} at {card.pci}",
-                    fix=f"hide one of them: {self.names.hiding[0]}={twin.index}",
-                    card=card.told,
-                )
+        refuse_twins(self.names, found)
         return found
 
     def _identity(self, index: int) -> Identity:
@@ -158,34 +139,7 @@ class Driver(ABC):
 
     def find(self, *, index: int | None = None, uuid: str = "") -> Identity:
         """The card of a number or of a UUID (or PCI address). Raises CardMissing, and what `identities` does."""
-        found = self.identities()
-        for card in found:
-            if card.uuid == uuid or card.pci == uuid or (not uuid and card.index == (index or 0)):
-                return card
-        wanted = uuid or f"number {index or 0}"
-        shown = ", ".join(f"{card.index}: {card.told}" for card in found)
-        raise CardMissing(
-            f"{self.names.title}'s driver shows no card {wanted}{self._hidden()}; it shows {shown}",
-            fix=self._unhide() or "a card that is gone from the list has often fallen off the bus: restart the machine",
-            card=wanted,
-        )
-
-    def _no_card(self) -> DriverError:
-        hidden = self._hidden()
-        if hidden:
-            return CardMissing(f"{self.names.title}'s driver shows no card{hidden}", fix=self._unhide())
-        return DriverMissing(
-            f"{self.names.title}'s driver finds no card", fix=f"`homeserve probe` lists the cards; {self.names.install}"
-        )
-
-    def _hidden(self) -> str:
-        """` with CUDA_VISIBLE_DEVICES=1 set`, or nothing."""
-        found = [f"{each}={self._environ[each]!r}" for each in self.names.hiding if each in self._environ]
-        return f" with {' and '.join(found)} set" if found else ""
-
-    def _unhide(self) -> str:
-        found = [each for each in self.names.hiding if each in self._environ]
-        return f"unset {' and '.join(found)}, or name the card in it" if found else ""
+        return chosen(self.names, self._environ, self.identities(), index, uuid)
 
     def attribute(self, number: int, index: int) -> int:
         value = c_int()
@@ -435,15 +389,11 @@ def text_of(value: bytes | None, status: int) -> str:
     return value.decode(errors="replace") if value else f"status {status}"
 
 
-def _loaded(names: Names, path: str | None) -> tuple[str, ctypes.CDLL]:
+def _loaded(names: Names, places: Iterable[str]) -> tuple[str, ctypes.CDLL]:
     said = []
-    for name in (path,) if path else names.libraries:
+    for place in places:
         try:
-            return name, ctypes.CDLL(name)
+            return place, ctypes.CDLL(place)
         except OSError as error:
             said.append(str(error))
-    raise DriverMissing(
-        f"{names.title}'s driver cannot be loaded",
-        log="\n".join(said),
-        fix=names.install,
-    )
+    raise DriverMissing(f"{names.title}'s driver cannot be loaded", log="\n".join(said), fix=names.install)
