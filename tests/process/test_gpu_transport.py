@@ -28,6 +28,7 @@ import transport_rank as rank_side
 from fake_cards import FakeCards, fake_cards
 
 from backends.acts import ActShape, make_memory
+from backends.gpu.transport.aperture import OTHERS_BYTES
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = ROOT / "tests" / "fakes" / "nccl.cpp"
@@ -264,6 +265,12 @@ def test_a_driver_that_says_no_is_believed_and_the_library_used(started: Start, 
     for opened in started(2, "nothing", lie=["", lie]).hear():
         assert (opened["kind"], opened["notes"]) == ("nccl", [])
         assert words in opened["why"] and "a sum by the library was right" in opened["why"]
+
+
+def test_mailboxes_that_do_not_fit_a_window_are_refused_with_the_arithmetic(started: Start) -> None:
+    for opened in started(2, "nothing", window=OTHERS_BYTES + (512 << 10)).hear():
+        assert (opened["kind"], opened["notes"]) == ("nccl", [])
+        assert "rank 0: 1 group x 0.62 MiB = 0.62 MiB of peer window against 0.50 MiB usable" in opened["why"]
 
 
 @pytest.mark.parametrize(

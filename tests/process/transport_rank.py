@@ -2,8 +2,8 @@
 
 Says that it is up and waits for a line, then prints one JSON document for each thing that it was told to do. OPTIONS,
 as JSON: `arch` and `uuid` of each rank's card, `lie` of each (peer_device.py), `fleet`, `plain` (a card without peers
-and stream), `timeout_s`; `driver`: instead of all that, vendor and number of each rank's card, by the driver that the
-system's loader finds (tests/fake_cards.py).
+and stream), `timeout_s`, `window` of each card in bytes; `driver`: instead of such cards, vendor and number of each
+rank's card, by the driver that the system's loader finds (tests/fake_cards.py).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from backends.gpu.card import open_card
 from backends.gpu.device import Device
 from backends.gpu.errors import GpuError
 from backends.gpu.ops.buffers import NONE, Rows
+from backends.gpu.transport.aperture import Apertures
 from backends.gpu.transport.base import Act, Part, Room, Transport, padded
 from backends.gpu.transport.boot import Bounds
 from backends.gpu.transport.columns import SYMBOLS
@@ -262,7 +263,9 @@ def main(fd: str, shape: str, rank: str, job: str, words: str) -> None:
     told: list[str] = []
     try:
         fleet = options.get("fleet", ())
-        transport = open_transport(device, acts, ROOM, fleet, tell=told.append, bounds=Bounds(2.0, 2.0, 6.0))
+        bounds = Bounds(2.0, 2.0, 6.0)
+        window = Apertures(options["window"], 1 << 40) if "window" in options else None
+        transport = open_transport(device, acts, ROOM, fleet, apertures=window, tell=told.append, bounds=bounds)
     except (GpuError, ExchangeError) as error:
         say(refused=type(error).__name__, words=str(error))
         return
