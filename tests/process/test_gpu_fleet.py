@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_cards import LAUNCH_FAILED, OUT_OF_MEMORY, FakeCards, fake_cards
+from fake_cards import LAUNCH_FAILED, NOT_SUPPORTED, OUT_OF_MEMORY, FakeCards, fake_cards
 
-from homeserve.errors import DeviceError, WorkerLost, WorkerStartError
+from homeserve.errors import BudgetError, DeviceError, WorkerLost, WorkerStartError
 from homeserve.fleet import life
 from homeserve.layouts.ranks import RankDevice
 from homeserve.wire.exit_status import EXIT_DEVICE_LOST
@@ -121,6 +121,35 @@ def test_a_card_that_does_not_come_back_is_named_at_the_end(
     assert life.DEVICE_LOST_FIX.startswith("look at what the kernel says")
 
 
+def test_a_card_that_is_away_for_a_moment_is_waited_for(
+    cards: FakeCards, on: Callable[..., Any], run_once: Run
+) -> None:
+    """Its driver needs a while to bring it back: a restart that finds none is tried again."""
+    waits: list[float] = []
+
+    async def main() -> None:
+        async with on(CUDA) as fleet:
+            await fleet.up()
+            before = await fleet.generate(COUNT)
+
+            async def sleep(seconds: float) -> None:
+                waits.append(seconds)
+                if len(waits) == 3:
+                    _forget(cards)
+
+            fleet.fleet._sleep = sleep
+            cards.fail("nvidia", "cuDevicePrimaryCtxRetain", NOT_SUPPORTED, count=0)
+            cards.fail("nvidia", "cuLaunchKernel", LAUNCH_FAILED, card=0, count=0)
+            cards.fail("nvidia", "cuGraphLaunch", LAUNCH_FAILED, card=0, count=0)
+            fleet.prefill(lane=1, request=2)
+            await fleet.until(lambda: fleet.lost)
+            await fleet.restart()
+            assert await fleet.generate(COUNT) == before
+
+    run_once(main)
+    assert len(waits) == 3 and waits == sorted(waits)
+
+
 def test_no_memory_in_a_step_is_a_fault_of_that_plan(cards: FakeCards, on: Callable[..., Any], run_once: Run) -> None:
     """The rank lives and says no; what follows is what follows on any fault of a plan: this life is over, the next one
     serves."""
@@ -189,6 +218,25 @@ def test_a_card_that_is_lost_while_it_loads_is_a_start_that_failed(
             with pytest.raises(WorkerStartError) as caught:
                 await fleet.up()
             assert BY_CARD in caught.value.message and caught.value.fix == life.DEVICE_LOST_FIX
+
+    run_once(main)
+
+
+def test_a_card_with_less_memory_than_the_plan_believed_is_a_budget_error(
+    tmp_path: Path, on: Callable[..., Any], run_once: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else took it meanwhile: the arithmetic, the setting and what helps; the worker lives on."""
+    made = fake_cards(tmp_path, facts={"cuda0": {"mib": 64, "taken": 63}})
+    for name, value in made.environment.items():
+        monkeypatch.setenv(name, value)
+
+    async def main() -> None:
+        async with on(CUDA) as fleet:
+            with pytest.raises(BudgetError) as caught:
+                await fleet.up()
+            assert caught.value.field == "kv_tokens" and caught.value.fix
+            assert CUDA.id in caught.value.message and "MiB" in caught.value.message
+            assert fleet.fleet.ranks[0].pid is not None
 
     run_once(main)
 

@@ -12,12 +12,13 @@ import signal
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_box import environment_of
-from fake_cards import fake_cards
+from fake_cards import LAUNCH_FAILED, fake_cards
 
 COUNTER = Path(__file__).parents[1] / "data" / "counter.gguf"
 SMALL = ("--max-running", "2", "--kv-tokens", "1024", "--context", "512", "--chunk", "32")
@@ -102,6 +103,47 @@ def test_cards_whose_driver_is_too_old_leave_the_cpu_and_a_line(box: Any, tmp_pa
     assert "cuda:0, NVIDIA GeForce RTX 3090" in line and "11.4 is older than 12.0" in line and "update NVIDIA" in line
     run.send(signal.SIGTERM)
     assert run.wait() == 0, run.err
+
+
+@pytest.mark.timeout(300)
+def test_requests_outlive_a_lost_card(box: Any, tmp_path: Path, tiny: str, wait_until: Callable[..., Any]) -> None:
+    """The card is lost under an answer. Its worker ends, another one takes over, and the answer is the same; the event
+    names the card."""
+    cards = fake_cards(tmp_path, cuda=1, rocm=-1, mib=4096)
+    run = box.start("up", tiny, "--devices", "cuda:0", *SMALL, **environment_of(cards))
+    run.wait_ready(READY_S)
+    asked = {**ASKED, "max_tokens": 48}
+    known = post(run, "/v1/completions", asked)[1]["choices"][0]["text"]
+    described = (cards.folder / "cuda.cards").read_text()
+    with ThreadPoolExecutor(1) as aside:
+        answer = aside.submit(post, run, "/v1/completions", asked)
+        wait_until("the answer has begun", lambda: run.get("/v1/homeserve/status")[1]["requests"]["running"] == 1)
+        cards.fail("nvidia", "cuLaunchKernel", LAUNCH_FAILED, card=0, count=0)
+        cards.fail("nvidia", "cuGraphLaunch", LAUNCH_FAILED, card=0, count=0)
+        wait_until("the worker is lost", lambda: run.get("/v1/homeserve/status")[1]["state"] == "recovering")
+        (cards.folder / "cuda.cards").write_text(described)
+        status, body = answer.result()
+    assert status == 200 and body["choices"][0]["text"] == known
+    assert body["homeserve"]["restarts"] >= 1
+    told = run.get("/v1/homeserve/status")[1]
+    assert told["ranks"][0]["restarts"] >= 1
+    assert any("lost its card (cuda:0, NVIDIA GeForce RTX 3090" in event["text"] for event in told["events"]), told
+    run.send(signal.SIGTERM)
+    assert run.wait() == 0, run.err
+    assert run.left_behind() == []
+
+
+@pytest.mark.timeout(300)
+def test_a_card_that_stays_away_ends_the_server_with_its_name(box: Any, tmp_path: Path, tiny: str) -> None:
+    cards = fake_cards(tmp_path, cuda=1, rocm=-1, mib=4096)
+    run = box.start("up", tiny, "--devices", "cuda:0", *SMALL, **environment_of(cards))
+    run.wait_ready(READY_S)
+    cards.fail("nvidia", "cuLaunchKernel", LAUNCH_FAILED, card=0, count=0)
+    cards.fail("nvidia", "cuGraphLaunch", LAUNCH_FAILED, card=0, count=0)
+    assert post(run, "/v1/completions", ASKED)[0] == 500
+    assert run.wait(120) == 3
+    assert "the workers do not come up again: rank 0 lost its card (cuda:0, NVIDIA GeForce RTX 3090" in run.err
+    assert "dmesg" in run.err and run.left_behind() == []
 
 
 @pytest.mark.parametrize(

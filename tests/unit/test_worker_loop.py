@@ -197,7 +197,7 @@ def test_a_card_without_memory_for_a_step_is_a_fault_of_its_plan(wires: Wires) -
 def test_a_lost_card_ends_the_loop_without_an_answer(wires: Wires) -> None:
     """Nothing of this process can be used: it must not go on answering, and its end says why (worker.child)."""
     runner = Acting()
-    wires.issue(decode(1), decode(2, epoch=7), decode(3))
+    wires.issue(decode(1), decode(2, epoch=7), decode(3), Plan(4, 0, PlanKind.STOP, 3))
     with pytest.raises(DeviceLost):
         loop(wires, runner)
     assert [each.seq for each in wires.heard()] == [1] and runner.ran == [1, 2]
