@@ -22,7 +22,7 @@ from backends.gpu.steps.base import BatchShape, Context, Places, stride_of
 from backends.kv_shapes import q_step
 
 STATS, VALUES = "attention stats", "attention values"
-PART_BYTES = 256 << 20
+PART_BYTES = 64 << 20
 """Of parts; more only where parts of the largest size take more."""
 
 

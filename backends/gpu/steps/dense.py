@@ -68,7 +68,7 @@ def scratch(op: Op, context: Context) -> dict[str, int]:
         return {}
     arch, rows, width = context.facts.arch, context.rows, op.src.width
     found: dict[str, int] = {}
-    for quant in {context.weights[part.weight.name].type for part in op.parts}:
+    for quant in dict.fromkeys(context.weights[part.weight.name].type for part in op.parts):
         most = few_rows_most(quant, arch)
         if quant not in quants.FLOATS:
             sizes = quantised_scratch(min(rows, most), width)
