@@ -22,6 +22,8 @@ FAULT = "HOMESERVE_FAULT"
 DRAFTS = "HOMESERVE_DRAFTS"
 CARDS = "HOMESERVE_TESTING_CARDS"
 
+TRANSPORT = "HOMESERVE_TRANSPORT"
+"""Which way rows take between cards; read by the ranks that have one (backends.gpu.transport.probe)."""
 _OURS = ENV_PREFIX + "TEST"
 """Variables of the test scripts, which are no settings."""
 
@@ -195,7 +197,7 @@ def _drafts_test(environ: Mapping[str, str]) -> str:
 
 
 def _unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    known = [variable(name) for name in options()] + [TESTING, FAULT, DRAFTS]
+    known = [variable(name) for name in options()] + [TESTING, FAULT, DRAFTS, TRANSPORT]
     unknown = sorted(
         name for name in environ if name.startswith(ENV_PREFIX) and not name.startswith(_OURS) and name not in known
     )
