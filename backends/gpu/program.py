@@ -4,15 +4,16 @@
     draft(batch)   the same with the ops behind the mark `DraftStep`
     accept(kept)   launches that make held rows part of the states
 
-Batches of one shape have the same launches. The first of a shape are launched one by one; when the shape comes again
-each of its segments is recorded, and replayed from then on. The shapes that came last are kept, `RECORDINGS_MOST` of
+Batches of one shape have the same launches. The first of a shape are launched one by one, as they are made: the card
+computes the first layers while the last are put together. When the shape comes again each of its segments is recorded,
+and replayed from then on. The shapes that came last are kept, `RECORDINGS_MOST` of
 them: decoding repeats a few, prompts hardly any.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +25,7 @@ from backends.gpu.batch import PAIRS, STAGING_LINE, Block, checked
 from backends.gpu.device import Device, HostMemory, Memory, Recording
 from backends.gpu.plan import Bases, Output, Placed, Plan, turns_of
 from backends.gpu.pools import GpuPools, all_of, checked_parts
-from backends.gpu.recorder import Segment, segments
+from backends.gpu.recorder import Segment, joined, pieces
 from backends.gpu.staging import LOAD_LINE, STAGING_BYTES, Staging
 from backends.gpu.states import check_pairs
 from backends.gpu.steps import exchange, recurrent
@@ -47,6 +48,11 @@ class Known:
     segments: tuple[Segment, ...]
     recordings: list[Recording | None] | None = None
 
+    def recorded(self, device: Device) -> list[Recording | None]:
+        if self.recordings is None:
+            self.recordings = [device.record(each.launches) if each.launches else None for each in self.segments]
+        return self.recordings
+
     def close(self) -> None:
         for recording in self.recordings or ():
             if recording is not None:
@@ -57,25 +63,21 @@ class Known:
 class Shapes:
     """The shapes of a program that came last, at most `RECORDINGS_MOST`."""
 
-    def __init__(self, device: Device, plan: Plan, places: Placed) -> None:
-        self._device, self._plan, self._places = device, plan, places
+    def __init__(self) -> None:
         self._known: OrderedDict[tuple[int, BatchShape], Known] = OrderedDict()
 
-    def of(self, section: int, shape: BatchShape) -> Known:
-        """Recorded where it was seen before."""
+    def of(self, section: int, shape: BatchShape) -> Known | None:
         key = section, shape
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = Known(segments(self._plan, self._places, section, shape))
-            if len(self._known) > RECORDINGS_MOST:
-                self._known.popitem(last=False)[1].close()
-            return known
-        self._known.move_to_end(key)
-        if known.recordings is None:
-            known.recordings = [
-                self._device.record(each.launches) if each.launches else None for each in known.segments
-            ]
-        return known
+        if key in self._known:
+            self._known.move_to_end(key)
+        return self._known.get(key)
+
+    def keep(self, section: int, shape: BatchShape, parts: Iterable[Segment]) -> None:
+        """A shape that came for the first time, and has been run."""
+        key = section, shape
+        self._known[key] = Known(joined(parts))
+        if len(self._known) > RECORDINGS_MOST:
+            self._known.popitem(last=False)[1].close()
 
     def close(self) -> None:
         for known in self._known.values():
@@ -129,7 +131,7 @@ class GpuProgram:
         states = [part.layer for part in parts.states]
         self._places = Placed(plan, Bases(workspace, drafts), weights, pools, parts.kv_layers, states)
         self._block = Block(device, plan.block, self._places.block)
-        self._shapes = Shapes(device, plan, self._places)
+        self._shapes = Shapes()
         self._rules = [plan.rules(section) for section in range(len(plan.sections))]
         self._outputs = [plan.output(section) for section in range(len(plan.sections))]
         self._logits = self._pinned(max(map(self._logit_bytes, range(len(self._outputs)))))
@@ -240,24 +242,33 @@ class GpuProgram:
         self._working = True
         states = bool(self._plan.states.layers)
         shape = self._filled_block.write(batch, runs, logit_rows, states=states, held=holds)
-        assert self._shapes is not None, "closed"
-        known = self._shapes.of(section, shape)
-        for at, segment in enumerate(known.segments):
-            self._launch(known, at)
-            if segment.exchange is not None:
-                stamp = Stamp(batch.epoch, batch.seq, segment.rows, segment.exchange.label)
-                assert self._transport is not None, "checked at bind"
-                exchange.make(segment.exchange, self._places, self._transport, stamp)
+        self._execute(section, shape, batch)
         return self._fetched(self._outputs[section], shape)
 
-    def _launch(self, known: Known, at: int) -> None:
-        if known.recordings is None:
-            if known.segments[at].launches:
-                self._device.launch(known.segments[at].launches)
+    def _execute(self, section: int, shape: BatchShape, batch: Batch) -> None:
+        """Launches one by one as they are made where a shape is new, recordings where it is not."""
+        assert self._shapes is not None, "closed"
+        known = self._shapes.of(section, shape)
+        if known is not None:
+            for recording, segment in zip(known.recorded(self._device), known.segments, strict=True):
+                if recording is not None:
+                    self._device.replay(recording)
+                self._exchange(segment, batch)
             return
-        recording = known.recordings[at]
-        if recording is not None:
-            self._device.replay(recording)
+        done = []
+        for piece in pieces(self._plan, self._places, section, shape):
+            if piece.launches:
+                self._device.launch(piece.launches)
+            self._exchange(piece, batch)
+            done.append(piece)
+        self._shapes.keep(section, shape, done)
+
+    def _exchange(self, segment: Segment, batch: Batch) -> None:
+        if segment.exchange is None:
+            return
+        assert self._transport is not None, "checked at bind"
+        stamp = Stamp(batch.epoch, batch.seq, segment.rows, segment.exchange.label)
+        exchange.make(segment.exchange, self._places, self._transport, stamp)
 
     def _fetched(self, output: Output, shape: BatchShape) -> Floats:
         """The rows that a section leaves, in pinned memory, once all of it is done."""

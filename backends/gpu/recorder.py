@@ -13,7 +13,7 @@ Launches depend on the shape alone, so those of one shape can be recorded and re
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 
 from backends.base import Attention, Buffer, DeltaNet, GatedActivation, Limits, Norm, Op, Rope, RopeStore, Weight
@@ -43,28 +43,37 @@ class Segment:
 
 def segments(plan: Plan, places: Placed, section: int, shape: BatchShape) -> tuple[Segment, ...]:
     """What a batch of this shape runs of a section."""
-    return tuple(_segments(plan, places, section, shape))
+    return joined(pieces(plan, places, section, shape))
 
 
-def _segments(plan: Plan, places: Placed, section: int, shape: BatchShape) -> Iterator[Segment]:
-    found: list[Launch] = []
+def joined(parts: Iterable[Segment]) -> tuple[Segment, ...]:
+    """Pieces as segments: each ends with an exchange, the last one without."""
+    found: list[Segment] = []
+    launches: list[Launch] = []
+    for part in parts:
+        launches += part.launches
+        if part.exchange is not None:
+            found.append(replace(part, launches=tuple(launches)))
+            launches = []
+    return (*found, Segment(tuple(launches)))
+
+
+def pieces(plan: Plan, places: Placed, section: int, shape: BatchShape) -> Iterator[Segment]:
+    """The same op by op, so that a card may begin with the first while the last are still made."""
     ready: Planes | None = None
     for at in plan.sections[section]:
         op = plan.ops[at]
         own = replace(shape, rows=shape.logit_rows) if plan.scopes[at] else shape
         if isinstance(op, EXCHANGES):
-            if own.empty:
-                continue
-            yield Segment(tuple(found), op, own.rows)
-            found = list(kinds.launches(op, places, own, None))
             ready = None
+            if not own.empty:
+                yield Segment((), op, own.rows)
+                yield Segment(kinds.launches(op, places, own, None))
             continue
-        behind = _behind(plan, section, at)
-        planes = quantised(places) if _quantises_for(op, behind, places, own.rows) else None
+        planes = quantised(places) if _quantises_for(op, _behind(plan, section, at), places, own.rows) else None
         # The planes of the op before are read by this one, those of this one by the next.
-        found += kinds.launches(op, places, own, ready if planes is None else planes)
+        yield Segment(kinds.launches(op, places, own, ready if planes is None else planes))
         ready = planes
-    yield Segment(tuple(found))
 
 
 def _behind(plan: Plan, section: int, at: int) -> Op | None:

@@ -39,7 +39,10 @@ TALK: tuple[tuple[list[Piece], list[int]], ...] = (
     ([(1, 17, TOKENS[20:21]), (0, 23, TOKENS[23:24])], [1]),
     ([(1, 18, TOKENS[21:22]), (0, 24, TOKENS[24:25])], []),
     ([(1, 19, TOKENS[22:23]), (0, 25, TOKENS[25:26])], [0, 1]),
+    ([(0, 26, TOKENS[26:27]), (1, 20, TOKENS[23:24])], [0, 1]),
+    ([(0, 27, TOKENS[27:28]), (1, 21, TOKENS[24:25])], [0, 1]),
 )
+"""The last three are of one shape."""
 LAYOUTS = {"pipeline": ((1, 1), ()), "tensor": ((1, 1), (1, 1))}
 
 pytestmark = [
