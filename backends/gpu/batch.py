@@ -69,7 +69,7 @@ class BlockLayout:
         sizes["few"] = 2 * few_tiles_most(limits)
         sizes["many"] = 2 * rows
         sizes["runs"] = delta.RUN_FIELDS * lanes
-        sizes["chunks"] = 4 * (rows // delta.CHUNK + 2 * min(lanes, rows // delta.CHUNK_LEAST + 1))
+        sizes["chunks"] = 4 * delta.most_chunks(rows, lanes)
         head = len(sizes)
         sizes |= {f"tables {group}": lanes * limits.lane_pages for group in range(groups)}
         sizes["accepts"] = 4 * lanes

@@ -191,6 +191,17 @@ def test_chunks_end_where_positions_are_multiples_of_64() -> None:
     assert found.rows == 31
 
 
+def test_of_many_prompts_the_longest_go_by_chunks() -> None:
+    lanes = delta.CHUNKED_LANES + 3
+    counts = [32 + 5 * (lane % 4) for lane in range(lanes)]
+    runs = [(lane, 63, count) for lane, count in enumerate(counts)]
+    found = delta.lane_runs(batch_of(*runs, states=range(lanes)), lanes, 32)
+    chunked = found.runs[:, 4] >= 0
+    assert chunked.sum() == delta.CHUNKED_LANES and found.rows == 32 == max(np.array(counts)[~chunked])
+    assert len(found.chunks) <= delta.most_chunks(sum(counts), lanes) < delta.CHUNKED_LANES * 3 + sum(counts) // 64
+    assert set(found.chunks[:, 0]) == set(np.flatnonzero(chunked))
+
+
 def test_held_lanes_go_row_by_row() -> None:
     found = delta.lane_runs(batch_of((0, 0, 40), (1, 0, 40), hold=(-1, 3, -1)), 3, 32)
     assert found.runs[:2, 3:5].tolist() == [[-1, 0], [3, -1]] and found.rows == 40

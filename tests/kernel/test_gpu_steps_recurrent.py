@@ -271,7 +271,7 @@ def test_scratch_is_enough_for_the_chunks_of_any_batch() -> None:
     rng = np.random.default_rng(SEED)
     least = delta.CHUNK_LEAST
     for rows, lanes in ((31, 3), (32, 3), (80, 3), (200, 2), (200, 3), (130, 1)):
-        most = recurrent.most_chunks(Limits(rows, rows, lanes, 1), rows)
+        most = delta.most_chunks(rows, lanes)
         found = 0
         for _ in range(300):
             counts = [least] * min(lanes, rows // least)

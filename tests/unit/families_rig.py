@@ -148,6 +148,11 @@ def made(arch: str, stack: Stack, rank_of: tuple[int, ...] = ()) -> tuple[Family
 
 
 def tensors_of(family: Family, config: ModelConfig, stack: Stack, rank_of: tuple[int, ...]) -> Tensors:
+    return {name: tensor(name, shape, rank_of) for name, shape in shapes_of(family, config, stack).items()}
+
+
+def shapes_of(family: Family, config: ModelConfig, stack: Stack) -> dict[str, tuple[int, int]]:
+    """Rows and columns of each tensor of a checkpoint."""
     shapes: dict[str, tuple[int, int]] = {
         "token_embd.weight": (config.vocab, config.hidden),
         "output_norm.weight": (1, config.hidden),
@@ -176,7 +181,7 @@ def tensors_of(family: Family, config: ModelConfig, stack: Stack, rank_of: tuple
         if "ssm_in" in roles or (family.name == "qwen3next" and "ssm_beta" in roles):
             roles["ssm_ba"] = (roles.pop("ssm_beta")[0] + roles.pop("ssm_alpha")[0], config.hidden)
         shapes |= {names[role]: shape for role, shape in roles.items()}
-    return {name: tensor(name, shape, rank_of) for name, shape in shapes.items()}
+    return shapes
 
 
 def tensor(name: str, shape: tuple[int, int], rank_of: tuple[int, ...]) -> TensorView:

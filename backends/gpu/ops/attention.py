@@ -34,7 +34,7 @@ ROPE_UNITS = 8
 """Heads that a block of rope_store takes."""
 FEW_STEP_PAGES = 8
 """Parts of attention are whole steps of attention_few."""
-MAX_PART_PAGES = 256
+LEAST_PART_PAGES, MAX_PART_PAGES = 16, 256
 MANY_COLS = 32
 """Positions that attention_many takes at once."""
 
@@ -300,7 +300,7 @@ def fitting_parts(shape: Shape, tiles: Tiles, limit: int) -> Parts:
     """The smallest parts, from 256 positions on, of which those of all tiles at their longest take at most `limit`
     bytes: small ones fill a card from short sequences on, and all of a program's batches must have the same. Raises
     ValueError where none do."""
-    for pages in (16, 32, 64, 128, MAX_PART_PAGES):
+    for pages in range(LEAST_PART_PAGES, MAX_PART_PAGES + 1, FEW_STEP_PAGES):
         cut = parts(pages, shape)
         if 4 * sum(part_floats(shape, tiles, cut)) <= limit:
             return cut

@@ -27,6 +27,8 @@ CHUNK = 64
 """Positions of a chunk of the delta rule; chunks end at multiples of it."""
 CHUNK_LEAST = 32
 """Rows of a lane from which on it goes by chunks, where its bits may depend on where its prompt is cut."""
+CHUNKED_LANES = 16
+"""Lanes of a batch that go by chunks, those with most rows: of many short prompts each chunk would be nearly empty."""
 CONV_ROWS = 8
 """Rows that a block of the convolution takes one after the other in a prompt."""
 KEY_DIMS = (64, 128, 256)
@@ -125,17 +127,19 @@ class LaneRuns:
 
 
 def lane_runs(batch: Batch, lanes: int, chunk_least: int = CHUNK_LEAST) -> LaneRuns:
-    """`chunk_least`: lanes with so many rows go by chunks, unless they are held; 0: none does."""
+    """`chunk_least`: lanes with so many rows go by chunks, `CHUNKED_LANES` of them, unless they are held; 0: none
+    does."""
     runs = np.zeros((lanes, RUN_FIELDS), np.int32)
     runs[:, 3:5] = -1
     chunks: list[tuple[int, int, int, int]] = []
     edges = np.flatnonzero(np.diff(batch.lanes, prepend=-1, append=-1))
-    single = 0
-    for first, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+    single, spans = 0, list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
+    chunked = _chunked(batch, spans, chunk_least)
+    for first, end in spans:
         lane, position, rows = int(batch.lanes[first]), int(batch.positions[first]), end - first
         slot = int(batch.states[lane]) if len(batch.states) else 0
         place = int(batch.hold[lane]) if len(batch.hold) else -1
-        by_chunks = place < 0 and 0 < chunk_least <= rows
+        by_chunks = first in chunked
         runs[lane, :6] = first, rows, slot, place, len(chunks) if by_chunks else -1, position
         if by_chunks:
             cuts = [0, *range(CHUNK - position % CHUNK, rows, CHUNK), rows]
@@ -143,6 +147,20 @@ def lane_runs(batch: Batch, lanes: int, chunk_least: int = CHUNK_LEAST) -> LaneR
         else:
             single = max(single, rows)
     return LaneRuns(runs, np.array(chunks, np.int32).reshape(-1, 4), single)
+
+
+def _chunked(batch: Batch, spans: Sequence[tuple[int, int]], least: int) -> set[int]:
+    """First rows of the lanes that go by chunks."""
+    held = batch.hold[batch.lanes] >= 0 if len(batch.hold) else np.zeros(len(batch.lanes), bool)
+    long = [(end - first, first) for first, end in spans if 0 < least <= end - first and not held[first]]
+    return {first for _, first in sorted(long, key=lambda each: -each[0])[:CHUNKED_LANES]}
+
+
+def most_chunks(rows: int, lanes: int) -> int:
+    """Chunks of a batch of so many rows in so many lanes at most. A lane with n rows touches (n + 126) // 64 of them if
+    it begins at the last position of one."""
+    chunked = min(lanes, rows // CHUNK_LEAST, CHUNKED_LANES)
+    return (rows + chunked * (2 * CHUNK - 2)) // CHUNK if chunked else 0
 
 
 def accepts_of(kept: Sequence[tuple[int, int, int, int]]) -> Ints:

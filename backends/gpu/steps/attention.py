@@ -29,9 +29,8 @@ PART_BYTES = 64 << 20
 def scratch(op: Op, context: Context) -> dict[str, int]:
     if not isinstance(op, Attention) or not op.heads:
         return {}
-    shape = _shape(op, context.kv, context.limits)
-    tiles = _most_tiles(context.limits)
-    stats, values = ops.part_floats(shape, tiles, _parts(shape, context.limits))
+    shape, tiles = _shape(op, context.kv, context.limits), _most_tiles(context.limits)
+    stats, values = ops.part_floats(shape, tiles, _room(shape, context.limits))
     return {STATS: 4 * stats, VALUES: 4 * values}
 
 
@@ -155,6 +154,19 @@ def _most_tiles(limits: Limits) -> ops.Tiles:
 
 def _parts(shape: ops.Shape, limits: Limits) -> ops.Parts:
     """Of a layer, for all batches of the program."""
-    tiles = _most_tiles(limits)
-    least = 4 * sum(ops.part_floats(shape, tiles, ops.parts(ops.MAX_PART_PAGES, shape)))
-    return ops.fitting_parts(shape, tiles, max(PART_BYTES, least))
+    return ops.fitting_parts(shape, _most_tiles(limits), _limit(shape, limits))
+
+
+def _room(shape: ops.Shape, limits: Limits) -> ops.Parts:
+    """The parts that there is memory for, no fewer than those of `_parts`: as many as the smallest would be, and no
+    more than the limit has room for. So a longer context never takes less, and what it takes can be told beforehand
+    (budget.card_work)."""
+    small = ops.parts(ops.LEAST_PART_PAGES, shape)
+    each = 4 * sum(ops.part_floats(shape, _most_tiles(limits), ops.Parts(small.pages, 1)))
+    return ops.Parts(small.pages, min(small.most, _limit(shape, limits) // each))
+
+
+def _limit(shape: ops.Shape, limits: Limits) -> int:
+    """Bytes that parts may take."""
+    largest = ops.parts(ops.MAX_PART_PAGES, shape)
+    return max(PART_BYTES, 4 * sum(ops.part_floats(shape, _most_tiles(limits), largest)))

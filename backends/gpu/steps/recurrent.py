@@ -10,7 +10,7 @@ that count become part of the state by `accepts`, one launch a layer for all hel
 
 from __future__ import annotations
 
-from backends.base import DeltaNet, JoinHidden, Limits
+from backends.base import DeltaNet, JoinHidden
 from backends.gpu.launch import Launch
 from backends.gpu.ops import delta
 from backends.gpu.ops.buffers import NONE, Planes, Rows
@@ -28,7 +28,7 @@ def scratch(op: DeltaNet | JoinHidden, context: Context) -> dict[str, int]:
     shape = shape_of(op)
     return {
         CONVOLVED: context.rows * shape.convolved_floats * FLOAT_BYTES,
-        PREPARED: most_chunks(context.limits, context.rows) * shape.prepared_floats * FLOAT_BYTES,
+        PREPARED: delta.most_chunks(context.rows, context.limits.lanes) * shape.prepared_floats * FLOAT_BYTES,
     }
 
 
@@ -42,13 +42,6 @@ def launches(
             return _delta_net(op, places, shape, planes)
         case JoinHidden():
             return _join(op, places, shape)
-
-
-def most_chunks(limits: Limits, rows: int) -> int:
-    """Chunks of a batch of so many rows at most. A lane with n rows touches (n + 126) // 64 of them if it begins at the
-    last position of one; only lanes with `CHUNK_LEAST` rows go by chunks at all."""
-    lanes = min(limits.lanes, rows // delta.CHUNK_LEAST)
-    return (rows + lanes * (2 * delta.CHUNK - 2)) // delta.CHUNK if lanes else 0
 
 
 # ------------------------------------------------------------------------------------------------------------- states
