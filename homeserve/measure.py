@@ -16,6 +16,8 @@ beside the ledger. Memory of the plan log is held from its creation on, touched 
 The control group's own count is a second witness, where nobody else is in the group. It knows more than smaps (page
 tables, sockets) and counts the files that we were the first to read, so the two need not agree to the MiB.
 
+Memory of a card is no mapping of anybody: of it each rank counted what it had when it was loaded, and that is told.
+
 A line that cannot be read says so: its bytes and its `how` are None. Elsewhere than on Linux that is every line.
 """
 
@@ -54,11 +56,14 @@ class Region:
 
 @dataclass(frozen=True)
 class Worker:
-    """A rank's process. `device` is where its regions count; without regions its lines cannot be told apart."""
+    """A rank's process. `device` is where its regions count; without regions its lines cannot be told apart, but for a
+    rank `on_card`, whose lines lie there: `told` are (device, line, bytes) as it counted them itself."""
 
     pid: int
     device: int
     regions: tuple[Region, ...]
+    on_card: bool = False
+    told: tuple[tuple[int, str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,7 @@ def measure(members: Members, root: str | Path = "/") -> Measurement:
     pids = (members.engine, *(worker.pid for worker in members.workers))
     pids += () if members.template is None else (members.template,)
     areas = {pid: _areas(pid, root) for pid in pids}
-    lines = [*_region_lines(members, areas), *_process_lines(members, areas)]
+    lines = [*_told_lines(members), *_region_lines(members, areas), *_process_lines(members, areas)]
     log_bytes = _allocated(members.segments)
     lines.append(_line(members.host, PLAN_LOG, log_bytes, "blocks of the shared memory's files"))
     acts_bytes = _acts(areas.values())
@@ -230,9 +235,18 @@ def _region_lines(members: Members, areas: Mapping[int, tuple[Area, ...] | None]
     return [_line(device, name, size, "smaps, by address") for (device, name), size in sums.items()]
 
 
+def _told_lines(members: Members) -> list[Measured]:
+    """Of each card and line: what its ranks counted."""
+    sums: dict[tuple[int, str], int] = {}
+    for worker in members.workers:
+        for device, name, size in worker.told:
+            sums[device, name] = sums.get((device, name), 0) + size
+    return [_line(device, name, size, "as the rank counted it at its load") for (device, name), size in sums.items()]
+
+
 def _process_lines(members: Members, areas: Mapping[int, tuple[Area, ...] | None]) -> list[Measured]:
     engine = _process(ENGINE_PROCESS, members, [(members.engine, ())], areas)
-    told = all(worker.regions for worker in members.workers)
+    told = all(worker.regions or worker.on_card for worker in members.workers)
     workers = [(worker.pid, worker.regions) for worker in members.workers]
     worker = _process(WORKER_PROCESSES, members, workers if told else [], areas)
     if members.template is None and members.template_due:

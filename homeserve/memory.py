@@ -12,6 +12,7 @@ import asyncio
 import ctypes
 import os
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,7 @@ class MemoryWatch:
         self._untold: deque[Breach] = deque(maxlen=UNTOLD_MAX)
         self._files: frozenset[str] = frozenset()
         self._host = 0
+        self._plan: Plan | None = None
 
     def start(self) -> None:
         self._sampler.start()
@@ -62,9 +64,11 @@ class MemoryWatch:
         from budget.question import Question
 
         cpu = plan.ceilings.devices[-1]
-        self._host = cpu.index
+        self._host, self._plan = cpu.index, plan
         self._files = frozenset(os.path.realpath(file.path) for file in checkpoint.files)
-        self._sampler.watch(HostFree(), (cpu.floor_bytes,), (cpu.index,), flip_bytes(plan))
+        # What ranks on cards hold at a flip lies there, and is not looked at.
+        at_flip = flip_bytes(plan) if set(plan.ranks) == {cpu.index} else {}
+        self._sampler.watch(HostFree(), (cpu.floor_bytes,), (cpu.index,), at_flip)
         body = document(plan.ceilings, memory, plan, plan.doubts, Question(self._context.settings.model))
         self._context.budget = MeasuredBudget(
             body, plan.lines, self._members, layout=lambda: self._layout() or plan.layouts[0]
@@ -105,8 +109,15 @@ class MemoryWatch:
             own = several and not ranks_on_cards and line not in (*together, WEIGHTS_COPY)
             return Region(of_rank(line, rank) if own else line, address, size)
 
+        lines = fleet.lines() if ranks_on_cards else {}
         workers = tuple(
-            Worker(pid, self._host, tuple(region(rank, *each) for each in regions))
+            Worker(
+                pid,
+                self._host,
+                tuple(region(rank, *each) for each in regions),
+                ranks_on_cards,
+                card_lines(self._plan, rank, lines[rank]) if rank in lines and self._plan is not None else (),
+            )
             for rank, pid, regions in fleet.regions()
         )
         folder = segments.folder()
@@ -145,14 +156,23 @@ class MemoryWatch:
             engine.note("corridor_breach", text=words(breach))
 
 
+def card_lines(plan: Plan, rank: int, counted: Mapping[str, int]) -> tuple[tuple[int, str, int], ...]:
+    """(device, line of the plan, bytes) of what a rank on a card has counted at its load, in the layout that the plan
+    begins with: its arena is the plan's `weights arena`, its rows are those of that layout."""
+    device, first = plan.ranks[rank], plan.layouts[0]
+    found = []
+    for line in plan.lines:
+        name, _, layout = line.name.partition(", ")
+        size = counted.get(name.removesuffix(" arena"))
+        if line.device == device and first in line.held and layout in ("", first) and size is not None:
+            found.append((device, line.name, size))
+    return tuple(dict.fromkeys(found))
+
+
 def flip_bytes(plan: Plan) -> dict[tuple[int, str], int]:
     """What each rank may hold by itself at each moment of a flip, its process included. Lines that ranks hold together
     lie in shared memory, and are no rank's own; of its own ones each is a mapping, in whole huge pages. A commit begins
-    with the pools of the layout that is left and ends with those of the other one: the larger ones count. Of ranks on
-    cards nothing is looked at: what they hold lies there."""
-    if any(plan.ceilings.devices[index].kind != "cpu" for index in plan.ranks):
-        return {}
-    process = sum(line.bytes for line in plan.lines if line.name == WORKER_PROCESSES) // len(plan.ranks)
+    with the pools of the layout that is left and ends with those of the other one: the larger ones count."""
     allowed = {}
     for rank in range(len(plan.ranks)):
         mappings = len({line.name for line in plan.lines if line.name.endswith(of_rank("", rank))})

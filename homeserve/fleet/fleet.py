@@ -214,6 +214,11 @@ class Fleet:
             if rank.pid is not None and rank.facts is not None
         ]
 
+    def lines(self) -> dict[int, dict[str, int]]:
+        """Bytes by ledger line of each rank that has loaded, as it counted them then."""
+        held = self._life.ranks if self._life is not None else []
+        return {rank.rank: dict(rank.facts.lines) for rank in held if rank.facts is not None}
+
     def _rank_status(self, rank: int, held: RankProcess | None) -> RankStatus:
         facts = held.facts if held is not None else None
         alive = held is not None and held.process is not None and held.process.returncode is None

@@ -62,7 +62,7 @@ async def test_a_box_that_filled_up_meanwhile_names_what_fits_now(
     box = read_box()
     now = MemoryFacts(2 * GIB, 2 * GIB, "/group/memory.max", 3 * GIB // 4, None)
     looks = iter([box, replace(box, memory=now)])
-    monkeypatch.setattr(app_module, "read_box", lambda: next(looks))
+    monkeypatch.setattr(app_module, "read_box", lambda _: next(looks))
     error = await failure(tmp_path, kv_tokens=1 << 21)
     assert isinstance(error, BudgetError) and "768 MiB are free now under /group/memory.max" in error.message
     found = re.search(r"the nearest that fits is .*--kv-tokens (\d+)", error.fix or "")

@@ -65,6 +65,10 @@ def test_a_card_of_each_vendor_serve_together_and_flip(
     assert [rank["backend"] for rank in status["ranks"]] == ["cuda", "rocm"] and status["layout"] == "pipeline"
     assert [rank["isa"] for rank in status["ranks"]] == ["sm_86", "gfx1103"]
     assert said(run) == SAID
+    measured = {(row["device"], row["line"]): row for row in run.get("/v1/homeserve/budget")[1]["measured"]}
+    arena = measured[0, "weights arena"]
+    assert arena["measured_mib"] is not None and 0.9 < arena["measured_mib"] / arena["predicted_mib"] < 1.1, arena
+    assert measured[2, "weights copy"]["how"] and measured[2, "worker processes"]["measured_mib"], measured
     before = launched(run, 1)
     for number, target in enumerate(("tensor", "pipeline"), start=1):
         answer, body = post(run, "/v1/homeserve/flip", {"to": target})

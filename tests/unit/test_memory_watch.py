@@ -7,7 +7,8 @@ from typing import Any
 
 from budget.corridor import Breach, Sample
 from budget.facts import MIB
-from homeserve.memory import UNTOLD_MAX, MemoryWatch
+from budget.ledger import ALWAYS, Line
+from homeserve.memory import UNTOLD_MAX, MemoryWatch, card_lines
 from homeserve.server.context import LoadProgress, ServerContext
 from homeserve.settings import Settings
 
@@ -55,3 +56,23 @@ async def test_without_a_plan_there_are_no_rows_and_stop_is_right_at_any_time() 
     await watch.stop()
     await watch.stop()
     assert context.corridor.as_json()["taken"] >= 0
+
+
+def test_what_ranks_on_cards_counted_are_lines_of_the_plan() -> None:
+    """The arena is the plan's, rows are those of the layout that it begins with; what the plan lacks is left out, and
+    memory of the host is no line of a card."""
+    plan = SimpleNamespace(
+        ranks=(0, 1),
+        layouts=("pipeline", "tensor"),
+        lines=(
+            Line(0, "weights arena", 9, ALWAYS, "computed"),
+            Line(0, "kv, pipeline", 8, ("boot", "pipeline"), "computed"),
+            Line(0, "kv, tensor", 7, ("tensor",), "computed"),
+            Line(0, "context", 6, ALWAYS, "reserve"),
+            Line(1, "weights arena", 5, ALWAYS, "computed"),
+            Line(2, "weights copy", 4, ALWAYS, "computed"),
+        ),
+    )
+    counted = {"weights": 100, "kv": 50, "staging": 1, "weights copy": 4}
+    assert card_lines(plan, 0, counted) == ((0, "weights arena", 100), (0, "kv, pipeline", 50))  # type: ignore[arg-type]
+    assert card_lines(plan, 1, counted) == ((1, "weights arena", 100),)  # type: ignore[arg-type]
