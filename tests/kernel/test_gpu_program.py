@@ -97,6 +97,16 @@ def test_packed_matrices_multiply_with_quantised_rows(sides: Opener, quant: str,
     assert both.device.counts[f"linear_few_{quant.lower()}_r1"]
 
 
+@pytest.mark.parametrize(
+    ("name", "arch"), [("qwen3_moe", "sm_86"), ("gpt_oss", "gfx1103"), ("qwen3_5_text", "gfx1103")]
+)
+def test_packed_experts_and_recurrent_layers(sides: Opener, name: str, arch: str) -> None:
+    both = sides(name, quant="Q8_0", arch=arch)
+    talk(both, 2e-2)
+    assert both.device.counts["linear_few_q8_0_r1"] and both.device.counts["linear_many_q8_0_r32"]
+    assert "moe" not in name or both.device.counts["experts_few_q8_0"]
+
+
 @pytest.mark.parametrize("kv_type", ["F16", "Q8_0", "F8"])
 def test_keys_and_values_of_other_types(sides: Opener, kv_type: str) -> None:
     talk(sides("qwen3", kv_type=kv_type), 4e-2)
