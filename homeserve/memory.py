@@ -173,6 +173,7 @@ def flip_bytes(plan: Plan) -> dict[tuple[int, str], int]:
     """What each rank may hold by itself at each moment of a flip, its process included. Lines that ranks hold together
     lie in shared memory, and are no rank's own; of its own ones each is a mapping, in whole huge pages. A commit begins
     with the pools of the layout that is left and ends with those of the other one: the larger ones count."""
+    process = sum(line.bytes for line in plan.lines if line.name == WORKER_PROCESSES) // len(plan.ranks)
     allowed = {}
     for rank in range(len(plan.ranks)):
         mappings = len({line.name for line in plan.lines if line.name.endswith(of_rank("", rank))})
