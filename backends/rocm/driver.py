@@ -36,7 +36,8 @@ class RocmDriver(Driver):
             self.calls[key].restype = c_char_p  # type: ignore[attr-defined]
 
     def arch_name(self, index: int) -> str:
-        """Raises DriverError where the structure is not as known."""
+        """As HIP says, which loads code of that name alone: with HSA_OVERRIDE_GFX_VERSION that is another one than the
+        kernel driver's. Raises DriverError where the structure is not as known."""
         function, begin = next((getattr(self._library, name), at) for name, at in PROPERTIES if self._has(name))
         function.argtypes = (c_void_p, c_int)
         room = ctypes.create_string_buffer(PROPERTIES_BYTES)

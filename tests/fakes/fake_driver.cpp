@@ -582,6 +582,14 @@ API hipGetDevicePropertiesR0600(char *out, int index) {
     std::snprintf(out + 1160, 256, "%s", card->text("arch").c_str());
     return 0;
 }
+// hipDeviceProp_t before 6.0: 792 bytes.
+API hipGetDeviceProperties(char *out, int index) {
+    DEVICE(index);
+    std::memset(out, 0, 792);
+    std::snprintf(out, 256, "%s", card->text("name").c_str());
+    std::snprintf(out + 396, 256, "%s", card->text("arch").c_str());
+    return 0;
+}
 #else
 API cuDevicePrimaryCtxRetain(Card **out, int index) {
     DEVICE(index);

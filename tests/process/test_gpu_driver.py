@@ -66,6 +66,12 @@ def test_a_card_of_amds_is_what_hip_says(tmp_path: Path) -> None:
     card.close()
 
 
+def test_hip_before_6_tells_the_arch_at_another_place(tmp_path: Path) -> None:
+    cards = fake_cards(tmp_path, rocm_driver=50_731_921, without=("hipGetDevicePropertiesR0600",))
+    driver = open_driver("amd", cards.driver("amd"))
+    assert (driver.version_text, driver.arch_name(0)) == ("5.7", "gfx1103")
+
+
 def test_the_product_finds_the_libraries_by_the_loaders_names(tmp_path: Path) -> None:
     code = (
         "from backends.gpu.card import open_card\n"
@@ -113,6 +119,26 @@ def test_chips_without_a_number_are_known_by_their_addresses(tmp_path: Path) -> 
 def test_cards_reach_each_other_as_the_driver_says(tmp_path: Path) -> None:
     driver = open_driver("nvidia", fake_cards(tmp_path, cuda=3, facts={"cuda2": {"peers": 0}}).driver("nvidia"))
     assert driver.reaches(0, 1) and not driver.reaches(0, 2)
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_time_passes_between_events(vendor: Vendor, tmp_path: Path) -> None:
+    driver = open_driver(vendor, fake_cards(tmp_path).driver(vendor))
+    driver.use(driver.find())
+    stream, begin, end = driver.stream(), driver.event(), driver.event()
+    memory = driver.allocate(1 << 20)
+    driver.record_event(begin, stream)
+    driver.fill(memory, 1, 1 << 20, stream)
+    driver.record_event(end, stream)
+    with pytest.raises(DriverError, match="EventElapsedTime failed"):
+        driver.elapsed_ms(begin, end)
+    driver.wait_event(end)
+    assert driver.elapsed_ms(begin, end) > 0
+    driver.free(memory)
+    for event in (begin, end):
+        driver.end_event(event)
+    driver.end_stream(stream)
+    driver.leave()
 
 
 # ------------------------------------------------------------------------------------------------------- what is wrong
