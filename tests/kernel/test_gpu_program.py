@@ -18,13 +18,14 @@ import simt_rig as rig
 from emulated_device import EmulatedDevice
 from gpu_program_rig import LANE_PAGES, LANES, ROWS, TINY, Piece, Sides, worst
 
-from backends.base import PAGE_LEN, Batch, Limits, SharedPools, Unsupported
+from backends.base import PAGE_LEN, Batch, Limits, SharedPools, StatePool, Unsupported
 from backends.gpu import program as gpu_program
 from backends.gpu import refusals
 from backends.gpu.backend import COMPILING, GpuBackend
 from backends.gpu.device import Device
 from backends.gpu.errors import CompileFailed, DeviceLost, OutOfDeviceMemory
 from backends.gpu.launch import Symbol
+from backends.gpu.pools import all_of
 from backends.quant import QuantType
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,6 +96,12 @@ def test_packed_matrices_multiply_with_quantised_rows(sides: Opener, quant: str,
     packed = quant != "BF16"
     assert bool(both.device.counts["quantize_rows"]) == packed
     assert both.device.counts[f"linear_few_{quant.lower()}_r1"]
+
+
+def test_a_card_without_matrix_cores_takes_more_rows_one_by_one(sides: Opener) -> None:
+    both = sides("qwen3", quant="Q8_0", arch="gfx1030")
+    assert worst(both.run([(0, 0, TOKENS[:12])])) < 8e-3
+    assert both.device.counts["linear_few_q8_0_r8"] and not both.device.counts["linear_many_q8_0_r32"]
 
 
 @pytest.mark.parametrize(
@@ -428,6 +435,26 @@ def test_ranks_hold_nothing_together_on_a_card() -> None:
         )
     both.close()
     backend.close()
+
+
+def test_pools_of_the_caller_outlive_a_program() -> None:
+    both = Sides(TINY / "qwen3_5_text.f32.gguf")
+    both.program.close()
+    states = StatePool(both.bound.state_layers, LANES)
+    kv = both.bound.kv_pool(LANES * LANE_PAGES * PAGE_LEN, QuantType.F32)
+    pools = both.card.pools(kv, states, lambda *_: None)
+    given = (both.bound.ops, both.weights, kv, both.limits, lambda *_: None, states)
+    for tokens in ([(0, 0, TOKENS[:9])], [(0, 9, TOKENS[9:10])]):
+        program = both.card.bind(*given, parts=all_of(pools))
+        batch = both.batch(tokens)
+        assert worst((program.run(batch), both.oracle.run(batch))) < TOLERANCE
+        assert not {"kv", "state"} & program.memory_lines().keys()
+        program.close()
+    other = StatePool(both.bound.state_layers, LANES + 1)
+    with pytest.raises(ValueError, match="state slots"):
+        both.card.bind(*given[:5], other, parts=all_of(pools))
+    pools.close()
+    both.close()
 
 
 def test_facts_say_what_the_card_is() -> None:
