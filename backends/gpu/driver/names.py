@@ -7,8 +7,8 @@ header hides behind macros: `cuMemAlloc` is `cuMemAlloc_v2`, and the function wi
 32-bit addresses. The few that really differ have their signature in the vendor's table.
 
 Sources: cuda.h of CUDA 13.0, by a compiler: the symbol behind each name, the sizes of its arguments, the structures and
-the numbers (`cuEventElapsedTime` is the version before its latest, which drivers of CUDA 12 have too); hip_runtime_api.h
-of ROCm 5.7 to 7.1, by reading: nothing here has run on HIP.
+the numbers (`cuEventElapsedTime` is the version before its latest, which drivers of CUDA 12 have too);
+hip_runtime_api.h of ROCm 5.7 to 7.1, by reading: nothing here has run on HIP.
 """
 
 from __future__ import annotations
