@@ -12,10 +12,11 @@ import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from homeserve import checkpoint as checkpoints
 from homeserve.fleet import ActSizes, Fleet, FleetSpec, Loss
+from homeserve.layouts.ranks import RankDevice
 from homeserve.models import registry
 from homeserve.wire.records import (
     PACK,
@@ -114,7 +115,8 @@ class Inside:
 
 class Play:
     """A fleet and its requests. `ranks` 1: no flips. `model`: a name of tests/data/tiny, or a file. `drafts`: the most
-    that a row may ask for, and `drafts_test` what is done to them. `inside`: one rank, in this process."""
+    that a row may ask for, and `drafts_test` what is done to them. `inside`: one rank, in this process. `devices`: what
+    each rank opens."""
 
     def __init__(
         self,
@@ -136,6 +138,7 @@ class Play:
         drafts_test: str = "",
         inside: bool = False,
         backend: str = "cpu",
+        devices: tuple[RankDevice, ...] = (),
     ) -> None:
         self.ranks, self.layout, self.windows = ranks, layout, windows
         path = model if isinstance(model, Path) else TINY / f"{model}.f32.gguf"
@@ -152,13 +155,14 @@ class Play:
             plans_in_flight=flight,
             plan_timeout_s=20.0,
             slot_bytes=16384,
-            report_slot_bytes=16384,
+            report_slot_bytes=32768,
             fault=fault,
             capture_dir=captures,
             acts=ActSizes(8192, most * 2 * HIDDEN, 4 * LANES * (1 + drafts), flight + 1) if several else None,
             unified=unified and several,
             weights_copy=several and not unified and not image_dir,
             transit_bytes=0 if unified or not several else transit_bytes,
+            devices=devices,
         )
         shares: dict[str, Any] = {}
         if several:
@@ -183,6 +187,7 @@ class Play:
             window_slots=tuple((window, PAGES * PAGE) for window in windows),
             drafts=drafts,
             drafts_test=drafts_test,
+            deterministic=not devices,  # cards never are
             **shares,
         )
         self.fleet: Fleet | Inside = Inside(self.spec, self) if inside else Fleet(self.spec, self)
@@ -198,7 +203,7 @@ class Play:
         self._free = list(range(PAGES))
         random.Random(5).shuffle(self._free)
 
-    async def __aenter__(self) -> Play:
+    async def __aenter__(self) -> Self:
         await self.fleet.start()
         try:
             self.facts = await self.fleet.load(self.load_spec)
