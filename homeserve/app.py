@@ -36,12 +36,12 @@ from budget.wish import PAGE
 from homeserve.errors import BudgetError, HomeserveError, SettingError, WorkerOutOfMemory
 from homeserve.images import make_folder, remove_folder
 from homeserve.instances import Record, check_ready_file, remove_ready_file, write_atomically
-from homeserve.kernels import check_kernels
+from homeserve.kernels import check_host_library, check_kernels
 from homeserve.memory import MemoryWatch, return_freed_heap
 from homeserve.model_facts import ModelFacts, find_model, read_model
 from homeserve.server.context import LoadProgress, ModelInfo, ServerContext, State
 from homeserve.server.port import is_loopback, listen, url_of
-from homeserve.settings import Settings, cache_dir, read_api_keys, runtime_dir
+from homeserve.settings import CARD_BACKENDS, Settings, cache_dir, read_api_keys, runtime_dir
 
 if TYPE_CHECKING:
     from homeserve.checkpoint import Checkpoint
@@ -97,6 +97,8 @@ class App:
         self._hurry = asyncio.Event()
         self._spawned = asyncio.Event()
         self._images = ""
+        self._by_itself = False
+        """The ranks are cards, and nobody said so."""
         self.context = ServerContext(settings, state=lambda: self.state.value, load=lambda: self.load_progress)
         self._memory = MemoryWatch(self.context)
         self._prewarmed: asyncio.Task[None] | None = None
@@ -122,6 +124,8 @@ class App:
         self._open_record(listener, url)
         box = await asyncio.to_thread(self._read_box)
         self._watcher.on_box(box)
+        if not settings.wants_cards and not box.cards:  # it will be the CPU: said before a model is fetched
+            self._check_kernels(box, settings.backend)
         model = await self._load_and_serve(listener, box)
         gc.freeze()  # what a start made stays for good: collections while serving need not walk through it
         self.load_progress = LoadProgress("ready")
@@ -168,8 +172,7 @@ class App:
 
         plan = await self._choose(facts, box)
         ranks = ranks_of_plan(self.settings, plan, box, physical_cores(allowed_threads()))
-        if box.cpu is not None and any(device.backend == "cpu" for device in ranks.devices):
-            check_kernels(self.settings.isa, box.cpu)
+        self._check_kernels(box, ranks.devices[0].backend)
         model = replace(facts.info, context=plan.context)
         self._watcher.on_plan(model, plan)
         self._memory.planned(plan, box.memory, facts.checkpoint)
@@ -225,7 +228,15 @@ class App:
             used = [plan.ceilings.devices[index] for index in plan.ranks]
             choice = replace(choice, settings=replace(choice.settings, devices=",".join(each.id for each in used)))
         self.settings = self.context.settings = choice.settings
+        self._by_itself = choice.may_be_cpu and bool(choice.cards)
         return plan
+
+    def _check_kernels(self, box: Box, backend: str) -> None:
+        """Raises SettingError where the native libraries that a backend needs were not built."""
+        if backend in ("auto", "cpu") and box.cpu is not None:
+            check_kernels(self.settings.isa, box.cpu)
+        if backend in CARD_BACKENDS:
+            check_host_library()
 
     def _read_box(self) -> Box:
         return read_box(Sources(cards=self.settings.cards_root or None))
@@ -318,6 +329,8 @@ class App:
             if isinstance(error, WorkerOutOfMemory):
                 box = await asyncio.to_thread(self._read_box)
                 error = killed_for_memory(self.settings, facts, plan, box, error)
+            if isinstance(error, HomeserveError) and self._by_itself:
+                error.fix = f"{error.fix or 'see homeserve doctor'}; or serve without cards: --devices cpu"
             raise error from None
         return tokenizer.result()
 

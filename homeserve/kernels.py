@@ -1,4 +1,4 @@
-"""Which native CPU libraries were built, seen from the engine process: their files, never their contents."""
+"""Which native libraries were built, seen from the engine process: their files, never their contents."""
 
 from __future__ import annotations
 
@@ -32,6 +32,17 @@ def kernel_levels() -> tuple[str, ...]:
     """The levels that were built, the best first."""
     found = {path.stem for path in kernel_folder().glob("libhomeserve_cpu_*")}
     return tuple(level for level in ISA_LEVELS if f"libhomeserve_cpu_{level}" in found)
+
+
+def host_library() -> Path:
+    """What every backend uses of host memory: exchanges, copies, digests."""
+    return Path(backends.__file__ or "").parent / "host" / "lib" / "libhomeserve_host.so"
+
+
+def check_host_library() -> None:
+    """Raises SettingError where it was not built."""
+    if not host_library().is_file():
+        raise SettingError(f"no native library {host_library()}", field="backend", fix=build_fix())
 
 
 def check_kernels(isa: str | None, cpu: CpuFacts) -> None:

@@ -212,6 +212,7 @@ def examine(environ: Mapping[str, str], cwd: Path) -> Iterator[Check]:
         "own packages": _own_packages,
         "packages": _requirements,
         "cpu kernels": lambda: _native(host),
+        "host library": _host_library,
         "cores": lambda: _cores(host),
         "memory": lambda: _memory(host),
         "graphics": lambda: _graphics(box()),
@@ -283,6 +284,14 @@ def _native(host: HostFacts) -> Check:
     why = f"{usable[0]} is used, {of}; built: {', '.join(there)}"
     better = f"build the {host.cpu.isa} kernels: install homeserve again here"
     return Check("cpu kernels", best, why, better)
+
+
+def _host_library() -> Check:
+    from homeserve.kernels import build_fix, host_library
+
+    there = host_library().is_file()
+    why = f"{host_library()} is built" if there else f"{host_library()} was not built"
+    return Check("host library", there, why, build_fix(), fatal=True)
 
 
 def _cores(host: HostFacts) -> Check:

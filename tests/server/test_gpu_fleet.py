@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from fake_box import environment_of
-from fake_cards import LAUNCH_FAILED, fake_cards
+from fake_cards import ECC, LAUNCH_FAILED, fake_cards
 
 COUNTER = Path(__file__).parents[1] / "data" / "counter.gguf"
 SMALL = ("--max-running", "2", "--kv-tokens", "1024", "--context", "512", "--chunk", "32")
@@ -148,6 +148,16 @@ def test_a_card_that_stays_away_ends_the_server_with_its_name(box: Any, tmp_path
     assert run.wait(120) == 3
     assert "the workers do not come up again: rank 0 lost its card (cuda:0, NVIDIA GeForce RTX 3090" in run.err
     assert "dmesg" in run.err and run.left_behind() == []
+
+
+def test_a_card_that_was_taken_by_itself_and_fails_says_how_to_do_without(box: Any, tmp_path: Path, tiny: str) -> None:
+    cards = fake_cards(tmp_path, cuda=1, rocm=-1, mib=4096)
+    environ = environment_of(cards)
+    cards.fail("nvidia", "cuMemAlloc_v2", ECC, card=0, count=0)
+    run = box.start("up", tiny, *SMALL, **environ)
+    assert run.wait() in (2, 3), run.err
+    assert "NVIDIA GeForce RTX 3090" in run.err and "or serve without cards: --devices cpu" in run.err
+    assert run.left_behind() == []
 
 
 @pytest.mark.parametrize(

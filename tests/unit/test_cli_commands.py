@@ -20,7 +20,7 @@ from budget.facts import Box, CpuFacts, MemoryFacts
 from budget.plan import Plan, plan
 from budget.shape import load_shape
 from budget.wish import Wish
-from homeserve import __version__, cli
+from homeserve import __version__, cli, kernels
 from homeserve.commands import doctor, down, ps
 from homeserve.commands.announce import Announcer, Heard, curl
 from homeserve.commands.progress import ProgressLines
@@ -337,7 +337,17 @@ def test_doctor_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["schema"] == 1 and told["faults"]["steps"]
     assert all({"name", "ok", "why", "fix"} <= set(check) for check in told["checks"])
     names = [check["name"] for check in told["checks"]]
-    for name in ("python", "own packages", "cpu kernels", "cores", "memory", "shared memory", "cache folder", "port"):
+    for name in (
+        "python",
+        "own packages",
+        "cpu kernels",
+        "host library",
+        "cores",
+        "memory",
+        "shared memory",
+        "cache folder",
+        "port",
+    ):
         assert name in names
     assert code == (0 if told["ok"] else 2)
     assert told["ok"] == all(check["ok"] for check in told["checks"] if check["fatal"])
@@ -459,3 +469,23 @@ def test_pull_of_a_path_prints_where_it_is(tmp_path: Path, capsys: pytest.Captur
     assert (told["path"], told["bytes"], len(told["sha256"])) == (str(path), 3, 64)
     assert cli.main(["pull", str(path)]) == 0
     assert capsys.readouterr().out == f"{path}\n"
+
+
+def test_ranks_on_cards_need_the_library_of_host_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said before a worker starts, with how it is built."""
+    kernels.check_host_library()
+    monkeypatch.setattr(kernels, "host_library", lambda: tmp_path / "libhomeserve_host.so")
+    with pytest.raises(SettingError, match="no native library") as caught:
+        kernels.check_host_library()
+    assert "g++" in (caught.value.fix or "")
+
+
+def test_kernels_that_are_compiled_are_counted_and_not_taken_for_mebibytes() -> None:
+    out, clock = io.StringIO(), iter((0.0, 0.0, 3.0, 5.0))
+    lines = ProgressLines(out, lambda: next(clock))
+    for done in (0, 1, 20, 58):
+        lines.update("compiling kernels of 2 ranks", done, 58)
+    assert out.getvalue().splitlines() == [
+        "load   compiling kernels of 2 ranks: 20 of 58 kernels after 3 s",
+        "load   compiling kernels of 2 ranks: 58 kernels in 5.0 s",
+    ]
