@@ -5,7 +5,6 @@ Memory of the ledger's mailboxes is a file without a name. Its handle is the pro
 process that may see this one can map it, as a driver's IPC does. `lie` says what is wrong with this card:
 
     nothing    copies to peers copy nothing, and say that they did
-    one byte   all but one byte arrives
     the first  the first copy arrives, and no other
     refuse     opening another's handle fails
     no         the driver says that the cards do not reach each other
@@ -113,10 +112,6 @@ class PeerEmulatedDevice(EmulatedDevice):
         if peer is not None and (self.lie == "nothing" or (self.lie == "the first" and self.tried > 1)):
             return
         super().copy(target, source, nbytes)
-        if peer is not None and self.lie == "one byte" and nbytes:
-            self.settle()
-            place = ctypes.c_uint8.from_address(target + nbytes // 2)
-            place.value ^= 1
 
     def close(self) -> None:
         super().close()

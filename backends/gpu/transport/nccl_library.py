@@ -153,7 +153,6 @@ class Library:
             "ncclCommInitRankConfig": [POINTER(c_void_p), c_int, UniqueId, c_int, POINTER(Config)],
             "ncclCommGetAsyncError": [pointer, POINTER(c_int)],
             "ncclCommAbort": [pointer],
-            "ncclCommDestroy": [pointer],
             "ncclAllReduce": [pointer, pointer, size, c_int, c_int, pointer, pointer],
             "ncclSend": [pointer, size, c_int, c_int, pointer, pointer],
             "ncclRecv": [pointer, size, c_int, c_int, pointer, pointer],
@@ -216,10 +215,9 @@ class Communicator:
                 log.warning("%s", error.message)
 
     def close(self) -> None:
-        """Every rank does it, and nothing is under way any more. Does nothing a second time."""
-        if self._handle:
-            handle, self._handle = self._handle, 0
-            self._library.call("ncclCommDestroy", handle)
+        """Nothing is under way any more. The library's own way to end one waits for the others, of whom some may be
+        gone; this does not. Does nothing a second time."""
+        self.abort()
 
 
 def find(vendor: Vendor) -> Library:
