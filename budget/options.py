@@ -222,7 +222,8 @@ def _check_vectors(job: Job, ranks: tuple[int, ...]) -> None:
             continue
         if len(vector) != len(ranks):
             what = f"{len(vector)} numbers for {len(ranks)} rank{'s' * (len(ranks) != 1)}"
-            fix = "give one number for each device that is used, the largest device first"
+            order = "in the order in which they are named" if wish.in_order else "the largest device first"
+            fix = f"give one number for each device that is used, {order}"
             raise WishError(name, what, fix if wish.cpu_ranks == 1 else f"give {len(ranks)} numbers")
         if min(vector) < 1:
             raise WishError(name, f"{','.join(map(str, vector))} holds a number below 1", "give numbers from 1 on")

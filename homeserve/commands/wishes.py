@@ -102,6 +102,7 @@ def wish_of(args: argparse.Namespace, settings: Settings, box: Box) -> Wish:
         running=settings.max_running if "max_running" in said else 0,
         chunk=settings.chunk,
         devices=tuple("cpu" if word.lower().partition(":")[0] == "cpu" else word for word in devices),
+        in_order=bool(devices) and not any(word.lower().partition(":")[0] == "cpu" for word in devices),
         cpu_ranks=ranks,
         unified=_MEMORY.convert(args.memory or settings.memory, "--memory", "memory") == "unified",
         layout=_like_up(args, settings, "layout"),

@@ -228,7 +228,7 @@ class Fleet:
             device=facts.device if facts else self.spec.device(rank).name or None,
             backend=facts.backend if facts else self.spec.device(rank).backend,
             isa=facts.isa if facts else None,
-            threads=facts.threads if facts else None,
+            threads=(facts.threads or None) if facts else None,  # a card has none
             restarts=self.restarts,
             last_seq=self._life.book.last_seq(rank) if self._life is not None else 0,
             layers=list(facts.layers) if facts and facts.layers else None,

@@ -64,6 +64,10 @@ def test_a_card_says_what_the_reference_says(
                 assert all(count > 0 for count in counts.values())
                 assert sum(count for symbol, count in counts.items() if symbol.startswith("norm")) >= COUNT, counts
                 (status,) = fleet.fleet.ranks
+                libraries = Path(f"/proc/{status.pid}/maps").read_text()
+                assert "libhomeserve_cpu" not in libraries, "a card's worker is no worker of the CPU"
+                assert {"cuda": "libcuda.so.1", "rocm": "libamdhip64.so"}[name] in libraries
+                assert status.threads is None
                 assert status.backend == name and status.lines_mib["weights"] > 0
 
     run_once(main)
