@@ -207,10 +207,17 @@ class GpuBackend:
         wanted: dict[str, Symbol] = {symbol.name: symbol for symbol in more}
         for plan, weights in planned:
             wanted |= {symbol.name: symbol for symbol in (*symbols(plan), *weights.symbols)}
-        progress(COMPILING, 0, len(wanted))
+        every = tuple(wanted.values())
+        ready = 0
+
+        def done(count: int) -> None:
+            nonlocal ready
+            ready = max(ready, count)
+            progress(COMPILING, ready, len(every))
+
+        done(0)
         for plan, _ in planned:
-            refusals.compile_unknown(self.name, self.device, plan.ops, plan.weights, plan.kv, tuple(wanted.values()))
-        progress(COMPILING, len(wanted), len(wanted))
+            refusals.compile_unknown(self.name, self.device, plan.ops, plan.weights, plan.kv, every, done)
 
     def _transport(self, plans: Sequence[Plan], collective: Collective | None) -> Transport | None:
         """One for all plans, which take turns; None where nothing is exchanged. Ranks may meet in it: it is had before

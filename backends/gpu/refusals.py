@@ -9,7 +9,7 @@ unknown              an arch that the gate did not go through: its kernels are c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from backends.base import (
     Attention,
@@ -32,6 +32,8 @@ from backends.gpu.ops import attention, delta, many, mixers
 from backends.gpu.planes import FLOATS
 from backends.needs import needed
 
+AT_ONCE = 24
+"""Symbols that a device is given to compile before progress is told: enough for all cores of a machine at home."""
 REASON_MOST = 300
 """Characters of what a compiler said that an entry repeats."""
 
@@ -54,15 +56,17 @@ def compile_unknown(
     weights: Mapping[str, TensorView],
     kv: KvPool,
     symbols: Sequence[Symbol],
+    done: Callable[[int], None] = lambda count: None,
 ) -> None:
-    """Compile and load what a program launches. Raises Unsupported with every need whose symbols do not compile, where
-    the arch's table does not know better; CompileFailed where it says that they do; and other KernelErrors."""
+    """Compile and load what a program launches; `done` hears how many symbols are. Raises Unsupported with every need
+    whose symbols do not compile, where the arch's table does not know better; CompileFailed where it says that they do;
+    and other KernelErrors."""
     known = {(entry.op, entry.type): entry for entry in capability.table(device.facts.arch.base)}
     unknown = [need for need in needed(ops, weights, kv) if known[need].ok is None]
     if not unknown:
-        device.prepare(symbols)
+        _prepare(device, symbols, done)
         return
-    failed = _failed(device, symbols)
+    failed = _failed(device, symbols, done)
     missing = [entry for entry in (_answered(need, symbols, failed) for need in unknown) if not entry.ok]
     if missing:
         raise Unsupported(backend, missing)
@@ -70,10 +74,16 @@ def compile_unknown(
         raise next(iter(failed.values()))
 
 
-def _failed(device: Device, symbols: Sequence[Symbol]) -> dict[str, CompileFailed]:
-    """All at once where all compile; else one by one, to know which ones do not."""
+def _prepare(device: Device, symbols: Sequence[Symbol], done: Callable[[int], None]) -> None:
+    for first in range(0, len(symbols), AT_ONCE):
+        device.prepare(symbols[first : first + AT_ONCE])
+        done(min(first + AT_ONCE, len(symbols)))
+
+
+def _failed(device: Device, symbols: Sequence[Symbol], done: Callable[[int], None]) -> dict[str, CompileFailed]:
+    """Several at once where all compile; else one by one, to know which ones do not."""
     try:
-        device.prepare(symbols)
+        _prepare(device, symbols, done)
         return {}
     except CompileFailed:
         failed = {}
