@@ -31,8 +31,7 @@ class Option:
     `kind`: text | path | folder (a path, or off) | int | float | switch (on|off) | flag (present or not; on|off outside
     argv) | vector (whole numbers with commas between, one for each rank; () is auto) | devices | drafts (auto, off, or
     how many, as text).
-    `later` maps values that a later version will know to the feature they need; `inert` lists the only values that an
-    option without its feature takes (then the whole option is a promise for later).
+    `inert` lists the only values that an option without its feature takes (then the whole option is a promise for later).
     """
 
     kind: str
@@ -41,7 +40,6 @@ class Option:
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()
-    later: tuple[str, ...] = ()
     inert: tuple[str, ...] = ()
     metavar: str = ""
     env: str = ""
@@ -85,10 +83,7 @@ class Option:
         if "\0" in text:
             raise SettingError(f"{said}: holds a zero byte", field=name, fix="remove it")
         if self.choices and text not in self.choices:
-            if text in self.later:
-                what = f"{said}: this version does not have {text!r}"
-            else:
-                what = f"{said}: {text!r} is not one of them{near(text, self.choices)}"
+            what = f"{said}: {text!r} is not one of them{near(text, self.choices)}"
             raise SettingError(what, field=name, fix=f"use {' or '.join(self.choices)}")
         return os.path.expanduser(text) if self.kind in ("path", "folder") else text
 
