@@ -31,7 +31,7 @@ class Option:
     `kind`: text | path | folder (a path, or off) | int | float | switch (on|off) | flag (present or not; on|off outside
     argv) | vector (whole numbers with commas between, one for each rank; () is auto) | devices | drafts (auto, off, or
     how many, as text).
-    `inert` lists the only values that an option without its feature takes (then the whole option is a promise for later).
+    `inert` lists the only values that an option without its feature takes (the whole option is then for later).
     """
 
     kind: str
