@@ -40,8 +40,10 @@ class Meeting:
         own, every = self._own[: stamp.rows], self._every[: stamp.rows]
         own.view(np.int32)[:] = widths[self.rank]
         self._kept(lambda: self._collective.gather(stamp, own, every, [1] * self.ranks))
-        for rank, wanted in enumerate(widths):
-            self._compare(stamp, rank, every[:, rank], wanted)
+        found = every.view(np.int32)
+        if (found != np.array(widths, np.int32)).any():
+            for rank, wanted in enumerate(widths):
+                self._compare(stamp, rank, found[:, rank], wanted)
 
     def check_credit(self, stamp: Stamp, target: int) -> None:
         """Raises NoCredit where a message could not be sent now, ValueError where there is no channel."""
@@ -64,7 +66,7 @@ class Meeting:
         PeerLate, StampMismatch."""
         own = self._own[: stamp.rows]
         self._kept(lambda: self._collective.receive(stamp, source, own))
-        self._compare(stamp, source, own[:, 0], width)
+        self._compare(stamp, source, own.view(np.int32)[:, 0], width)
 
     def fail(self, error: ExchangeError) -> ExchangeError:
         """From now on every exchange raises it."""
@@ -82,8 +84,7 @@ class Meeting:
         except ExchangeError as error:
             raise self.fail(error) from None
 
-    def _compare(self, stamp: Stamp, rank: int, told: npt.NDArray[np.float32], wanted: int) -> None:
-        found = np.ascontiguousarray(told).view(np.int32)
+    def _compare(self, stamp: Stamp, rank: int, found: npt.NDArray[np.int32], wanted: int) -> None:
         if (found != wanted).any():
             place = f"{stamp.label!r} of plan {stamp.seq} in epoch {stamp.epoch}, {stamp.rows} x"
             other = int(found[found != wanted][0])
