@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
@@ -42,10 +43,12 @@ from homeserve.settings import resolve
 
 HERE = Path(__file__).resolve().parent
 SECONDS = {"numerics": 150, "bandwidth": 70, "prefill": 70, "launches": 15, "fleet": 60, "tokens": 90}
-QUICK_SECONDS = {"numerics": 35, "bandwidth": 15, "prefill": 15, "launches": 5, "fleet": 25, "tokens": 20}
+QUICK_SECONDS = {"numerics": 30, "bandwidth": 12, "prefill": 12, "launches": 5, "fleet": 22, "tokens": 30}
 TINY_SECONDS = dict.fromkeys(SECONDS, 300)
 """For tests, where a card is emulated."""
-GRACE_S, END_S = 4.0, 8.0
+SIZES = {"full": (SECONDS, 470.0), "quick": (QUICK_SECONDS, 115.0), "tiny": (TINY_SECONDS, 1800.0)}
+"""The share of each part, and what all of them take at most."""
+GRACE_S, END_S = 3.0, 6.0
 """What a part may take beyond its share, and to end when it is told to."""
 VENDORS: dict[str, Vendor] = {"nvidia": "nvidia", "amd": "amd"}
 RETRIES = 3
@@ -65,9 +68,10 @@ def main(argv: Sequence[str]) -> int:
         complain(*missing)
         return 2
     place = Place(told_of(card, box), ready.driver or "unknown", _commit())
-    print(f"{place.device}, {place.driver}, commit {place.commit}")
+    seed = _seed(place.commit) if options.seed is None else options.seed
+    print(f"{place.device}, {place.driver}, commit {place.commit}, seed {seed:x}")
     print(HEAD, flush=True)
-    rows = list(_all_rows(options, card, place))
+    rows = list(_all_rows(options, card, seed))
     if options.csv:
         write_csv(options.csv, rows, place)
     print(verdict(rows))
@@ -78,9 +82,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--device", default="", help="cuda:0, rocm:0, a UUID or a PCI address; the first card if absent"
-    )
+    parser.add_argument("--device", default="", help="cuda:0, rocm:0, a UUID or a PCI address; the first one if absent")
     parser.add_argument("--parts", default=",".join(SECONDS), help="of %(default)s")
     parser.add_argument("--quick", action="store_true", help="2 minutes: five types, samples")
     parser.add_argument("--csv", type=Path, help="also write the rows to this file")
@@ -116,7 +118,7 @@ def _card(word: str) -> tuple[Box, Card]:
     if not cards:
         raise _NoCard("no card of NVIDIA or AMD was found here", "see homeserve doctor, and docs/INSTALL_GPU.md")
     if not word:
-        return box, cards[0]
+        return box, next((card for card in cards if not card.unified), cards[0])
     for card in cards:
         if word.lower() in (word_of(card, box), card.id.lower(), (card.pci or "").lower()):
             return box, card
@@ -147,37 +149,44 @@ def _commit() -> str:
 # ------------------------------------------------------------------------------------------------------------ the parts
 
 
-def _all_rows(options: argparse.Namespace, card: Card, place: Place) -> Iterator[Row]:
+def _all_rows(options: argparse.Namespace, card: Card, seed: int) -> Iterator[Row]:
     """Of all parts, each printed as it comes."""
     size = "tiny" if options.tiny else "quick" if options.quick else "full"
-    shares = {"tiny": TINY_SECONDS, "quick": QUICK_SECONDS, "full": SECONDS}[size]
-    seed = options.seed if options.seed is not None else int(f"0{place.commit[:8]}", 16) if _is_hex(place) else 1
+    shares, most_s = SIZES[size]
+    until = time.monotonic() + most_s
     for part in options.parts:
+        left_s = until - time.monotonic() - GRACE_S - END_S
         job = Job(
-            part, VENDORS[card.vendor], card.id, shares[part], size, seed,
+            part, VENDORS[card.vendor], card.id, min(shares[part], left_s), size, seed,
             options.cases, options.types, options.torch, options.model,
         )  # fmt: skip
-        found = numerics(job) if part == "numerics" else run(job).rows
+        if left_s < 1:
+            found = [Row(part, "the whole part", ok=False, note=f"the {most_s:.0f} s of all parts are over")]
+        else:
+            found = numerics(job) if part == "numerics" else run(job).rows
         for row in found:
             print(line_of(row), flush=True)
             yield row
 
 
-def _is_hex(place: Place) -> bool:
-    return all(letter in "0123456789abcdef" for letter in place.commit)
+def _seed(commit: str) -> int:
+    try:
+        return int(commit[:8], 16)
+    except ValueError:  # no commit is known
+        return 1
 
 
 @dataclass
 class Outcome:
-    """What a part's process said until it ended. `at`: what it had begun; `died`: the code or signal it ended with
-    where it was not through, or None."""
+    """What a part's process said until it ended. `at`: what it had begun; `total`: cases that there are; `through`: it
+    came to its end; else `why` it did not."""
 
     part: str
     rows: list[Row] = field(default_factory=list)
     cases: list[tuple[str, float, str]] = field(default_factory=list)
     at: str = ""
-    total: int | None = None
-    died: int | None = None
+    total: int = 0
+    through: bool = False
     why: str = ""
 
     def hear(self, line: str) -> None:
@@ -189,8 +198,10 @@ class Outcome:
             self.cases.append((name, float(used), str(wrong)))
         elif "row" in told:
             self.rows.append(Row(**told["row"]))
+        elif "cases" in told:
+            self.total = int(told["cases"])
         elif "end" in told:
-            self.total = int(told["end"])
+            self.through = True
 
 
 def run(job: Job) -> Outcome:
@@ -214,8 +225,8 @@ def run(job: Job) -> Outcome:
         process.stdout.close()
         errors.seek(0)
         said = errors.read().strip().splitlines()
-    if found.total is None or process.returncode:
-        found.died = process.returncode or 1
+    if not found.through or process.returncode:
+        found.through = False
         found.why = f"not within {job.seconds:.0f} s" if late else _reason(process.returncode, said)
         if job.part != "numerics":
             found.rows.append(Row(job.part, found.at or "the whole part", ok=False, note=found.why))
@@ -243,6 +254,8 @@ def _ended(process: subprocess.Popen[str], limit_s: float) -> bool:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+        with suppress(ProcessLookupError):  # servers of a part that died
+            os.killpg(process.pid, signal.SIGTERM)
     return late
 
 
@@ -270,8 +283,8 @@ def numerics(job: Job) -> list[Row]:
             else:
                 tally.used[name] = used
         job = replace(job, done=job.done + len(found.cases) + 1)
-        tally.total = found.total if found.total is not None else max(tally.total, job.done)
-        if found.died is None:
+        tally.total = max(tally.total, found.total)
+        if found.through:
             break
         if found.at in makers() and found.at not in {name for name, _, _ in found.cases}:
             tally.wrong[found.at] = found.why

@@ -28,7 +28,7 @@ from gpu_bench import Bench
 from gpu_rows import Row, Teller
 
 from backends.gpu.device import Memory
-from backends.gpu.errors import DriverError, KernelError, OutOfDeviceMemory
+from backends.gpu.errors import DeviceLost, GpuError
 from backends.gpu.launch import MODULES, Launch, Symbol
 
 CASES_FOLDER = Path(__file__).resolve().parents[2] / "tests" / "kernel"
@@ -104,6 +104,7 @@ def run(bench: Bench, tell: Teller, *, seed: int, pattern: str, done: int) -> No
     files = {name: symbol.file for name, symbol in known.items()}
     chosen = in_order([name for name in made if fnmatchcase(name, pattern or "*")], files, seed)
     left = chosen[done:]
+    tell.cases(len(chosen))
     cards = OnCard(bench)
     while left and time.monotonic() < bench.until:
         now, left = left[:TOGETHER], left[TOGETHER:]
@@ -116,15 +117,17 @@ def run(bench: Bench, tell: Teller, *, seed: int, pattern: str, done: int) -> No
             rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
             tell.case(name, *cards.run(made[name](rng, bench.card.facts.warp)))
     cards.close()
-    tell.end(len(chosen))
+    tell.end()
 
 
 def _prepare(bench: Bench, wanted: Sequence[Symbol]) -> None:
     """Several at once. What does not compile or load is told by the case that it is for."""
     try:
         bench.card.prepare(wanted)
-    except (KernelError, DriverError) as error:
-        print(f"{error}; its cases say so one by one", file=sys.stderr)
+    except DeviceLost:
+        raise
+    except GpuError as error:
+        print(f"{error.message}: its cases say so one by one", file=sys.stderr)
 
 
 class OnCard:
@@ -140,7 +143,9 @@ class OnCard:
         places = Places(case)
         try:
             self._launch(case, places)
-        except (KernelError, OutOfDeviceMemory) as error:
+        except DeviceLost:
+            raise
+        except GpuError as error:  # it does not compile, load, or launch
             return 0.0, _first_lines(str(error))
         if not places.guarded:
             return 0.0, "written beside an array"

@@ -7,6 +7,7 @@ reason as the last line on standard error.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -118,4 +119,5 @@ def _types(job: Job) -> Sequence[QuantType]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # servers are stopped on the way out
     sys.exit(main(Job(**json.loads(sys.argv[1]))))

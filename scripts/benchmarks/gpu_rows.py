@@ -6,7 +6,8 @@ found stands when the process dies:
     {"at": "linear_few_q4_k_r1"}                       begun; named where nothing comes after it
     {"case": ["linear_few_q4_k_r1", 0.31, ""]}         a kernel's case: the share of its tolerance, what was wrong
     {"row": {"part": "bandwidth", ...}}                a row of the table
-    {"end": 741}                                       the part went through; of how many cases
+    {"cases": 741}                                     how many there are
+    {"end": true}                                      the part went through
 """
 
 from __future__ import annotations
@@ -81,8 +82,11 @@ class Teller:
     def case(self, name: str, used: float, wrong: str = "") -> None:
         self._say({"case": [name, used, wrong]})
 
-    def end(self, count: int = 0) -> None:
-        self._say({"end": count})
+    def cases(self, count: int) -> None:
+        self._say({"cases": count})
+
+    def end(self) -> None:
+        self._say({"end": True})
 
     def _say(self, what: dict[str, object]) -> None:
         print(json.dumps(what), flush=True)
