@@ -173,6 +173,44 @@ class KvShape:
 
 
 @dataclass(frozen=True)
+class LayerWork:
+    """What of a layer the buffers and the scratch of a card follow from (`budget.card_work`); zeros: it has none.
+
+    heads, kv_heads, head_dim, q_step   of an attention; `q_step` floats of q's projection for each head (twice
+                         `head_dim` with a gate), `kv_heads` 0 where it reads K and V of another layer; `window` as in
+                         KvShape
+    key_heads, value_heads, key_dim, value_dim   of a delta net
+    ffn                  inner columns of a dense feed-forward
+    experts, used, expert_ffn   how many, how many of them a row runs, inner columns of one; `dealt`: a tensor layout
+                         deals them out whole
+    shared_ffn, shared_units   columns of a shared expert, and in how many parts they can be cut; `shared_gated`: with a
+                         logit of its own
+    token_ffn            width of inputs by token
+    beside               buffers as wide as the residual that it has beside the usual ones, by name
+    """
+
+    heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    q_step: int = 0
+    window: int = 0
+    key_heads: int = 0
+    value_heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+    ffn: int = 0
+    experts: int = 0
+    used: int = 0
+    expert_ffn: int = 0
+    dealt: bool = False
+    shared_ffn: int = 0
+    shared_units: int = 1
+    shared_gated: bool = False
+    token_ffn: int = 0
+    beside: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class LayerShape:
     """One layer as the budget counts it. Bytes are packed, as they lie in the checkpoint.
 
@@ -190,6 +228,8 @@ class LayerShape:
     held_elements    floats that are kept of each row whose input is a draft, until it is known whether it counts
     table_bytes      its own columns of a table of inputs by token, and their projection
     table_copies     of these, the projection, which every rank of a tensor layout has
+    shared_bytes     of ffn_bytes, the matrices of a shared expert, which are cut by columns of their own
+    work             what it computes, in numbers of heads and columns
     """
 
     mixer_bytes: int
@@ -208,6 +248,8 @@ class LayerShape:
     held_elements: int = 0
     table_bytes: int = 0
     table_copies: int = 0
+    shared_bytes: int = 0
+    work: LayerWork = LayerWork()
 
     @property
     def bytes(self) -> int:

@@ -26,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from budget.facts import KvShape, LayerShape, ModelShape
+from budget.facts import KvShape, LayerShape, LayerWork, ModelShape
 from budget.quants import bits_per_weight, block_weights
 from budget.vectors import apportion, heads_together
 
@@ -198,6 +198,7 @@ def requantised(shape: ModelShape, quant: str) -> ModelShape:
             table_bytes=round(layer.table_bytes * factor),
             table_copies=round(layer.table_copies * factor),
             ffn_bytes=round(layer.ffn_bytes * factor),
+            shared_bytes=round(layer.shared_bytes * factor),
             expert_bytes=round(layer.expert_bytes * factor),
         )
 
@@ -232,6 +233,7 @@ class _Mixer:
     conv: int = 0
     held: int = 0
     attended: int = 0
+    work: LayerWork = LayerWork()
 
 
 @dataclass(frozen=True)
@@ -244,6 +246,7 @@ class _Layer:
     used_experts: float
     ffn_units: int
     copies: int = 0
+    work: LayerWork = LayerWork()
 
     @property
     def width(self) -> int:
@@ -258,7 +261,8 @@ def _layer(geometry: Geometry, index: int) -> _Layer:
     else:
         mixer = _attention(geometry, geometry.window)
     if index >= geometry.layers - geometry.shared_kv_layers and mixer.shape is not None:
-        mixer = replace(mixer, weights=mixer.weights - mixer.kv, kv=0, shape=None)
+        work = replace(mixer.work, kv_heads=0)
+        mixer = replace(mixer, weights=mixer.weights - mixer.kv, kv=0, shape=None, work=work)
     return _with_ffn(geometry, mixer, geometry.is_dense(index))
 
 
@@ -271,14 +275,25 @@ def _with_ffn(geometry: Geometry, mixer: _Mixer, dense: bool) -> _Layer:
     hidden = geometry.hidden
     if dense:
         ffn = (3 * geometry.ffn + 1) * hidden
-        return _Layer(mixer, (mixer.weights, ffn, 0), 0.0, _blocks(geometry, geometry.ffn), hidden)
+        work = replace(mixer.work, ffn=geometry.ffn)
+        return _Layer(mixer, (mixer.weights, ffn, 0), 0.0, _blocks(geometry, geometry.ffn), hidden, work)
     shared = 3 * geometry.shared_ffn + geometry.experts + 1
     experts = 3 * geometry.expert_ffn * geometry.experts
     columns = _blocks(geometry, geometry.expert_ffn)
     units = columns if columns >= FINE_UNITS else geometry.experts
     used = geometry.experts_used / geometry.experts
     parts = (mixer.weights, shared * hidden, experts * hidden)
-    return _Layer(mixer, parts, used, units, (geometry.experts + 1) * hidden)
+    work = replace(
+        mixer.work,
+        experts=geometry.experts,
+        used=geometry.experts_used,
+        expert_ffn=geometry.expert_ffn,
+        dealt=columns < FINE_UNITS,
+        shared_ffn=geometry.shared_ffn,
+        shared_units=_blocks(geometry, geometry.shared_ffn) if geometry.shared_ffn else 1,
+        shared_gated=bool(geometry.shared_ffn),
+    )
+    return _Layer(mixer, parts, used, units, (geometry.experts + 1) * hidden, work)
 
 
 def _attention(geometry: Geometry, window: int) -> _Mixer:
@@ -296,6 +311,13 @@ def _attention(geometry: Geometry, window: int) -> _Mixer:
         kv=hidden * 2 * keys,
         shape=KvShape(2 * keys, window, kv_heads, head_dim),
         attended=queries + geometry.heads,
+        work=LayerWork(
+            heads=geometry.heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            q_step=head_dim * (2 if geometry.head_gate else 1),
+            window=window,
+        ),
     )
 
 
@@ -312,6 +334,7 @@ def _latent(geometry: Geometry, latent: Latent, window: int) -> _Mixer:
         kv=hidden * down,
         shape=KvShape(down, window, 1),
         attended=values + heads,
+        work=LayerWork(heads=heads, kv_heads=1, head_dim=down, q_step=down, window=window),
     )
 
 
@@ -326,6 +349,12 @@ def _linear(geometry: Geometry, linear: Linear) -> _Mixer:
         state=values * linear.key_dim,
         conv=linear.channels * linear.conv,
         held=2 * (linear.channels + linear.value_heads),
+        work=LayerWork(
+            key_heads=linear.key_heads,
+            value_heads=linear.value_heads,
+            key_dim=linear.key_dim,
+            value_dim=linear.value_dim,
+        ),
     )
 
 
@@ -346,6 +375,8 @@ def _placed(layer: _Layer, hidden: int, mixer_bytes: int, ffn_bytes: int, expert
         held_elements=mixer.held,
         mixer_copies=mixer_bytes * hidden // mixer.weights,
         ffn_copies=ffn_bytes * layer.copies // layer.parts[1] if layer.parts[1] else 0,
+        shared_bytes=ffn_bytes * 3 * layer.work.shared_ffn * hidden // layer.parts[1] if layer.parts[1] else 0,
+        work=layer.work,
     )
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from budget import host_lines
+from budget.card_work import Part
 from budget.facts import KV_BITS, MIB, KvShape, LayerShape, ModelShape
 from budget.wish import DEFAULT_DRAFTS, DEFAULT_RUNNING, Wish, window_slots
 
@@ -63,6 +64,12 @@ class Share:
     """The largest share that it has of any stage,"""
     vocabulary: int = 0
     """and its rows of the head, in the tensor layout."""
+    parts: frozenset[Part] = frozenset()
+    """What it computes, by kind of layer,"""
+    joined: int = 0
+    """its columns of a drafting block's joining projection, of both halves,"""
+    kept: int = 0
+    """and bytes that a card keeps of rows whose input is a draft."""
 
     @property
     def has_rows(self) -> bool:
@@ -254,6 +261,7 @@ def _dense(layer: LayerShape, each: int) -> LayerShape:
         layer,
         mixer_bytes=round(layer.mixer_bytes * factor),
         ffn_bytes=round(layer.ffn_bytes * factor),
+        shared_bytes=round(layer.shared_bytes * factor),
         expert_bytes=round(layer.expert_bytes * factor),
         kv_bytes=round(layer.kv_bytes * factor),
         mixer_copies=round(layer.mixer_copies * factor),

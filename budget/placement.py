@@ -19,10 +19,13 @@ Pure.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from budget import card_work
+from budget.card_work import Part
 from budget.facts import LayerShape
 from budget.job import Job, Share, WindowRows
 from budget.ledger import PIPELINE, TENSOR
@@ -86,7 +89,7 @@ def ranges_of(counts: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 def pipeline_shares(job: Job, option: Option, cut: Cut) -> tuple[Share, ...]:
     """Of each rank in the pipeline layout."""
-    key = (PIPELINE, cut.ranges, option.expert_layers, option.host_only)
+    key = (PIPELINE, cut.ranges, option.expert_layers, option.host_only, len(option.ranks))
     if key not in job.memo:
         last = len(cut.ranges) - 1
         job.memo[key] = tuple(
@@ -109,7 +112,8 @@ def _stack(job: Job, option: Option, part: range, *, first: bool, last: bool) ->
     kept = [job.layers[index] for index in part]
     if last:
         weights += job.head_bytes + job.shape.other_bytes + job.drafting_bytes
-        weights += sum(_filled(layer) if option.shares_device else layer.bytes for layer in job.drafting)
+        fills = len(option.ranks) > 1 and like_cpu(job, option)
+        weights += sum(_filled(layer) if fills else layer.bytes for layer in job.drafting)
         read += job.head_bytes
         kept += job.drafting
         state += sum(job.state(layer) for layer in job.drafting)
@@ -118,14 +122,27 @@ def _stack(job: Job, option: Option, part: range, *, first: bool, last: bool) ->
     if like_cpu(job, option) and looks_up and not (last and job.shape.tied):
         weights += job.embedding_bytes
     kv_row, windows = job.rows_of(kept, on_cpu=like_cpu(job, option))
-    padding = 0 if option.host_only else PAGE * (kv_row + sum(rows.row for rows in windows))
+    padding = 0 if like_cpu(job, option) else PAGE * (kv_row + sum(rows.row for rows in windows))
     states = state * job.running
-    return Share(weights, kv_row=kv_row, kv_fixed=padding, windows=windows, state=states, read=read, held=held)
+    parts = Counter(card_work.whole(layer.work) for layer in kept)
+    columns = job.shape.hidden if last and job.drafting else 0
+    return Share(
+        weights,
+        kv_row=kv_row,
+        kv_fixed=padding,
+        windows=windows,
+        state=states,
+        read=read,
+        held=held,
+        parts=frozenset(parts),
+        joined=2 * columns,
+        kept=card_work.kept(parts.items(), columns, job.decode_rows) if columns else 0,
+    )
 
 
 def _filled(layer: LayerShape) -> int:
-    """Of a drafting block's layer, what its K and V are made with: of several CPU ranks the last one of a pipeline
-    drafts nothing, and has no more of it."""
+    """Of a drafting block's layer, what its K and V are made with: of several ranks the last one of a pipeline drafts
+    nothing, and has no more of it."""
     return layer.kv_bytes + layer.mixer_copies
 
 
@@ -158,15 +175,20 @@ def _shards(job: Job, shard: Shard, on_cpu: bool) -> tuple[Share, ...]:
     count = len(shard.weights)
     weights, copies, reads, states, parts, tables, held = ([0.0] * count for _ in range(7))
     joined = _fractions(job.shape.nextn_units, shard.weights)
+    works: list[Counter[Part]] = [Counter() for _ in range(count)]
     for layer, drafting, times in job.alike:
         mixer, ffn = _fractions(layer.mixer_units, shard.weights), _fractions(layer.ffn_units, shard.weights)
         heads = layer.kv.heads if layer.kv is not None else 0
         copied = layer.kv_bytes if 0 < heads < count else 0
         by_heads = _fractions(heads, shard.weights) if heads >= count else mixer
+        kv = by_heads if heads >= count else (0.0,) * count
+        shared = _fractions(layer.work.shared_units, shard.weights)
         cut = layer.mixer_bytes - layer.mixer_copies - layer.kv_bytes
-        cut_ffn, whole = layer.ffn_bytes - layer.ffn_copies + layer.expert_bytes, layer.mixer_copies + layer.ffn_copies
+        cut_ffn = layer.ffn_bytes - layer.ffn_copies - layer.shared_bytes + layer.expert_bytes
+        whole = layer.mixer_copies + layer.ffn_copies
         for rank in range(count):
             own = cut * mixer[rank] + layer.kv_bytes * by_heads[rank] + cut_ffn * ffn[rank] + whole
+            own += layer.shared_bytes * shared[rank]
             tables[rank] += times * (layer.table_bytes - layer.table_copies)
             weights[rank] += times * (own + layer.table_copies)
             copies[rank] += times * copied * (1 - mixer[rank])
@@ -174,6 +196,7 @@ def _shards(job: Job, shard: Shard, on_cpu: bool) -> tuple[Share, ...]:
             states[rank] += times * job.state(layer) * of_states * job.running
             held[rank] += times * layer.held_elements * of_states
             parts[rank] = max(parts[rank], mixer[rank], ffn[rank])
+            works[rank][card_work.share(layer.work, mixer[rank], ffn[rank], shared[rank], kv[rank])] += times
             if not drafting:
                 unread = layer.expert_bytes * (1 - layer.used_experts) * ffn[rank]
                 reads[rank] += times * (own + copied * (1 - mixer[rank]) - unread)
@@ -185,6 +208,7 @@ def _shards(job: Job, shard: Shard, on_cpu: bool) -> tuple[Share, ...]:
     kv_row, windows = job.rows_of((*job.layers, *job.drafting), on_cpu=on_cpu)
     padding = PAGE * (kv_row + sum(rows.row for rows in windows))
     granule = PAGE * (sum(shard.tokens) or count)
+    columns = [round(job.shape.hidden * part) if job.drafting else 0 for part in joined]
     return tuple(
         Share(
             weights=weights[rank]
@@ -200,6 +224,9 @@ def _shards(job: Job, shard: Shard, on_cpu: bool) -> tuple[Share, ...]:
             held=held[rank],
             part=parts[rank],
             vocabulary=math.ceil(job.shape.vocab * head[rank]),
+            parts=frozenset(works[rank]),
+            joined=2 * columns[rank],
+            kept=card_work.kept(works[rank].items(), columns[rank], job.decode_rows) if job.drafting else 0,
         )
         for rank in range(count)
     )

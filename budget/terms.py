@@ -21,6 +21,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from budget import host_lines
+from budget.card_lines import (
+    COMMUNICATOR_BYTES,
+    GRAPH_BYTES,
+    KEPT_UNTIL,
+    RUNTIME_BYTES,
+    any_shares,
+    context_bytes,
+    on_card,
+    packed,
+    pinned,
+)
 from budget.ceilings import Ceilings, Device
 from budget.facts import MIB
 from budget.job import Job, Share
@@ -29,16 +40,10 @@ from budget.placement import Option, like_cpu, whole_share
 from budget.ranks import act_bytes, act_sizes, largest, plans_in_flight
 
 FLOAT_BYTES = 4
-RUNTIME_BYTES = 1500 * MIB
-"""What driver, compositor and runtime take of a unified device's memory beside the model: a reserve. Weights need no
-staging there: they are written where they are read."""
-COMMUNICATOR_BYTES = 112 * MIB
-"""Of one card, for the groups of both layouts: 112 to 198 MiB were measured for such sets on three cards."""
-GRAPH_BYTES = 64 * MIB
 CARD_WORKER_BYTES = 320 * MIB
 """Host memory of a worker whose device is a card: Python, and what a driver's runtime keeps in its process."""
 STAGING_BYTES = 64 * MIB
-"""Bounded buffer through which weights reach a card, on both sides of the bus."""
+"""Of other servers than ours: a buffer through which weights reach a card, on both sides of the bus."""
 FLIP_BUFFER_BYTES = 64 * MIB
 TRANSIT_BYTES = 1024 * MIB
 """Host memory for what moves at a flip: the live set is bounded to it, older cached pages are dropped first."""
@@ -48,15 +53,6 @@ TRANSIT_ALIGN = 64
 """What two ranks exchange begins with a cache line of the transit memory."""
 DRAFT_BYTES_PER_REQUEST = 4 * MIB
 """On a card, inputs of the recurrent layers that are kept until it is known how many drafts count."""
-
-
-_UNTIL_DRAWN = "kept until it is known how many drafts count"
-
-
-def context_bytes(device: Device) -> int:
-    """A CUDA or HIP context: it grows with the number of compute units. 107, 256 and 555 MiB were measured on cards of
-    16, 24 and 96 GB; this line lies near them."""
-    return 128 * MIB + (device.total_bytes or 0) // 220
 
 
 def terms(
@@ -70,7 +66,9 @@ def terms(
         device = ceilings.devices[index]
         before = pipeline[rank] if pipeline else None
         after = tensor[rank] if tensor else None
-        own = list(_standing(job, option, device, rank, after))
+        if device.kind != "cpu":
+            before, after = packed(job, option, before), packed(job, option, after)
+        own = list(_standing(job, option, device, rank, before, after))
         if option.host_only:
             own += _held_rows(job, option, index, before if len(option.ranks) == 1 else after)
         if not (shared and job.wish.unified):
@@ -81,13 +79,27 @@ def terms(
     if shared and job.wish.unified:
         whole, index = whole_share(job, option), option.ranks[0]
         found = [*_weights(option, index, whole, None), *_pools(job, option, index, whole, None), *found]
+    if not option.host_only and job.wish.like_cpu:
+        shares = [_of_card(option, ceilings, rank, pipeline, tensor) for rank in range(len(option.ranks))]
+        found += pinned(job, option, ceilings.devices[-1].index, shares)
     return [*found, *_host(job, option, ceilings)]
+
+
+def _of_card(
+    option: Option, ceilings: Ceilings, rank: int, pipeline: Sequence[Share], tensor: Sequence[Share]
+) -> tuple[Share | None, Share | None]:
+    """A rank's shares of either layout; None for one on the CPU."""
+    if ceilings.devices[option.ranks[rank]].kind == "cpu":
+        return None, None
+    return (pipeline[rank] if pipeline else None), (tensor[rank] if tensor else None)
 
 
 def standing(job: Job, option: Option, device: Device) -> Callable[[int | None], float]:
     """What a rank holds at its worst moment whatever the cut, all but weights, rows and states: with a pool of so many
     tokens, or (None) with as many as there may be."""
-    found = list(_standing(job, option, device, option.ranks.index(device.index)))
+    like_ours = device.kind != "cpu" and job.wish.like_cpu
+    shares = any_shares(job, option) if like_ours else (None, None)
+    found = list(_standing(job, option, device, option.ranks.index(device.index), *shares))
 
     def held(tokens: int | None) -> float:
         sizes = [(term.most if tokens is None else term.exact(tokens), term.held) for term in found]
@@ -101,12 +113,17 @@ def standing_bytes(job: Job, option: Option, device: Device) -> float:
     return standing(job, option, device)(None)
 
 
-def _standing(job: Job, option: Option, device: Device, rank: int, shard: Share | None = None) -> Iterable[Term]:
-    if option.shares_device and option.flips:  # two programs, each with buffers of its own
-        yield _activations(job, option, device, rank, None)
-    yield _activations(job, option, device, rank, shard if option.shares_device else None)
-    if device.kind != "cpu":
-        yield from _card(job, option, device)
+def _standing(
+    job: Job, option: Option, device: Device, rank: int, before: Share | None, after: Share | None = None
+) -> Iterable[Term]:
+    if device.kind != "cpu" and job.wish.like_cpu:
+        yield from on_card(job, option, device, rank, before, after)
+    else:
+        if option.shares_device and option.flips:  # two programs, each with buffers of its own
+            yield _activations(job, option, device, rank, None)
+        yield _activations(job, option, device, rank, after if option.shares_device else None)
+        if device.kind != "cpu":
+            yield from _card(job, option, device)
     if job.wish.vision and job.shape.vision_bytes and rank == 0:
         yield Term(device.index, "vision", job.shape.vision_bytes, ALWAYS, "computed", "the tower")
 
@@ -116,7 +133,7 @@ def _held_rows(job: Job, option: Option, device: int, share: Share | None) -> It
     if job.drafting and share is not None and share.held:
         floats = share.held * job.decode_rows + max(1, job.wish.threads) * job.shape.held_thread_elements
         size = math.ceil(floats) * FLOAT_BYTES
-        note = f"{job.decode_rows} rows, {_UNTIL_DRAWN}"
+        note = f"{job.decode_rows} rows, {KEPT_UNTIL}"
         yield Term(device, host_lines.DRAFTS, size, ALWAYS, "computed", note)
 
 
@@ -268,6 +285,7 @@ def _of_shard(job: Job, shard: Share) -> int:
 
 
 def _card(job: Job, option: Option, device: Device) -> Iterable[Term]:
+    """Beside buffers, of a server that is not like ours: for figures of others."""
     index = device.index
     if device.kind == "uma":
         yield Term(index, "runtime", RUNTIME_BYTES, ALWAYS, "reserve", "driver, compositor, context, recorded steps")
@@ -281,7 +299,7 @@ def _card(job: Job, option: Option, device: Device) -> Iterable[Term]:
         yield Term(index, "flip buffer", FLIP_BUFFER_BYTES, (FLIP,), "reserve", "rows pass through it")
     if job.drafting and job.state_bytes:
         size = DRAFT_BYTES_PER_REQUEST * job.running / len(option.ranks)
-        yield Term(index, host_lines.DRAFTS, size, ALWAYS, "reserve", _UNTIL_DRAWN)
+        yield Term(index, host_lines.DRAFTS, size, ALWAYS, "reserve", KEPT_UNTIL)
 
 
 def _host(job: Job, option: Option, ceilings: Ceilings) -> Iterable[Term]:
@@ -317,7 +335,7 @@ def _host(job: Job, option: Option, ceilings: Ceilings) -> Iterable[Term]:
     if cards:
         if not alike:
             yield Term(cpu, "embedding", job.embedding_bytes, ALWAYS, "computed", "rows are looked up on the host")
-        yield Term(cpu, "load staging", STAGING_BYTES * len(cards), (BOOT,), "reserve", "pinned")
+            yield Term(cpu, "load staging", STAGING_BYTES * len(cards), (BOOT,), "reserve", "pinned")
     if option.shares_device and option.flips and not job.wish.unified:
         yield from _of_flip(job, option, cpu)
     elif option.flips and not option.shares_device:

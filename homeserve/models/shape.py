@@ -26,6 +26,7 @@ from homeserve.models.widths import (
     held_thread_elements,
     partial_elements,
     row_elements,
+    work_of,
 )
 
 
@@ -134,6 +135,7 @@ def _layer(stages: Sequence[Stage], present: Mapping[str, TensorView], tables: S
     return LayerShape(
         mixer_bytes=_bytes(inner.values()) - ffn - routed,
         ffn_bytes=ffn,
+        shared_bytes=_bytes(view for role, view in inner.items() if role in _OF_SHARED),
         expert_bytes=routed,
         used_experts=used_experts,
         kv_bytes=kv_bytes,
@@ -148,6 +150,7 @@ def _layer(stages: Sequence[Stage], present: Mapping[str, TensorView], tables: S
         ffn_copies=ffn_copies,
         table_bytes=table_bytes,
         table_copies=table_copies,
+        work=work_of(stages, {role: view.type.block_len for role, view in present.items()}),
     )
 
 
@@ -176,6 +179,7 @@ _DRAFT_TABLES = ("nextn.embed_tokens", "nextn.shared_head_head")
 """A drafting block's own embedding and head, where it has them."""
 _FEED_FORWARD = ("ffn_", "exp_probs")
 """Beginnings of the roles of a feed-forward."""
+_OF_SHARED = ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
 _ALONE = (1,)
 """The weight vector of one rank: it has all units."""
 _FLOAT32_AS_16_BITS = 2

@@ -9,8 +9,11 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from backends.base import TensorView
+from budget.facts import LayerWork
+from homeserve.layouts import partition
 from homeserve.models.stages import Attention, Dense, Experts, GatedDeltaNet, RopeFacts, Stage, TokenInput, UpdateKind
 
 _LANES = 16
@@ -78,6 +81,39 @@ def partial_elements(stages: Iterable[Stage]) -> int:
     each with its sums and its mixed values."""
     attentions = [stage for stage in stages if isinstance(stage, Attention)]
     return max((each.heads // each.kv_heads * (16 + _padded(each.head_dim)) for each in attentions), default=0)
+
+
+def work_of(stages: Iterable[Stage], blocks: Mapping[str, int]) -> LayerWork:
+    """What a layer of these stages computes. `blocks`: the block lengths of its matrices, by role."""
+    work = LayerWork()
+    for stage in stages:
+        match stage:
+            case Attention():
+                kv_heads = stage.kv_heads if stage.kv_source is None else 0
+                work = replace(work, heads=stage.heads, kv_heads=kv_heads, head_dim=stage.head_dim)
+                work = replace(work, q_step=stage.q_step, window=stage.window)
+            case GatedDeltaNet():
+                work = replace(work, key_heads=stage.key_heads, value_heads=stage.value_heads)
+                work = replace(work, key_dim=stage.key_dim, value_dim=stage.value_dim)
+            case Dense():
+                waits = ("held",) if stage.update.kind is UpdateKind.HOLD else ()
+                work = replace(work, ffn=stage.width, beside=(*work.beside, *waits))
+            case Experts():
+                work = _with_experts(work, stage, blocks)
+            case TokenInput():
+                work = replace(work, token_ffn=stage.width)
+    return work
+
+
+def _with_experts(work: LayerWork, stage: Experts, blocks: Mapping[str, int]) -> LayerWork:
+    own = ("router_in",) if stage.router_eps else ()
+    work = replace(work, experts=stage.count, used=stage.used, expert_ffn=stage.width, beside=(*work.beside, *own))
+    cut = partition.experts(stage.count, stage.width, blocks.get("ffn_down_exps", 1), (1,))
+    work, shared = replace(work, dealt=cut.family == "experts"), stage.shared
+    if shared is None:
+        return work
+    units = partition.ffn_columns(shared.width, blocks.get("ffn_down_shexp", 1), (1,)).units
+    return replace(work, shared_ffn=shared.width, shared_units=units, shared_gated=shared.gated)
 
 
 _MULTIPLIED = frozenset({"mixed", "delta_out", "act", "shared_act", "token_act"})

@@ -65,31 +65,31 @@ _DELTA = {
 MODELS: dict[str, tuple[str, rig.Stack, dict[str, Any]]] = {
     "llama 8B": (
         "llama",
-        rig.Stack(8),
+        rig.Stack(4),
         {"embedding_length": 4096, "feed_forward_length": 14336, "vocab_size": 128256} | _like(32, 8, 128),
     ),
     "gemma3 12B": (
         "gemma3",
-        rig.Stack(12, tied=True),
+        rig.Stack(6, tied=True),
         {"embedding_length": 3840, "feed_forward_length": 15360, "vocab_size": 262208}
         | {"attention__sliding_window": 1024, "attention__sliding_window_pattern": 6}
         | _like(16, 8, 256),
     ),
     "qwen3 30B-A3B": (
         "qwen3moe",
-        rig.Stack(8),
+        rig.Stack(4),
         {"embedding_length": 2048, "vocab_size": 151936} | _experts(128, 8, 768) | _like(32, 4, 128),
     ),
     "gpt-oss 20B": (
         "gpt-oss",
-        rig.Stack(8),
+        rig.Stack(4),
         {"embedding_length": 2880, "vocab_size": 201088, "attention__sliding_window": 128}
         | _experts(32, 4, 2880)
         | _like(64, 8, 64),
     ),
     "qwen3.6 27B": (
         "qwen35",
-        rig.Stack(8, nextn=1),
+        rig.Stack(4, nextn=1),
         {"embedding_length": 5120, "feed_forward_length": 17408, "vocab_size": 248320}
         | _DELTA
         | {"ssm__time_step_rank": 48, "ssm__inner_size": 6144}
@@ -97,7 +97,7 @@ MODELS: dict[str, tuple[str, rig.Stack, dict[str, Any]]] = {
     ),
     "qwen3.6 35B-A3B": (
         "qwen35moe",
-        rig.Stack(8, nextn=1),
+        rig.Stack(4, nextn=1),
         {"embedding_length": 2048, "vocab_size": 248320} | _DELTA | _experts(256, 8, 512, 512) | _like(16, 2, 256),
     ),
 }
