@@ -34,6 +34,8 @@ def run(bench: Bench, tell: Teller, types: Sequence[QuantType]) -> None:
     far = f"over {bench.far_bytes / MIB:.0f} MiB; L2 {bench.l2_bytes / MIB:.0f} MiB"
     tell.row("device copy, read and written", copy, "GB/s", note=bench.l2_told or far)
     _host_copies(bench, tell)
+    tell.at("compiling")
+    bench.prepare(linear.LINEAR_FEW[quant, 1] for quant in types)
     with_room = bench.memory(bench.far_bytes + _largest(bench, types))
     for quant in types:
         for outs, cols in bench.sizes.linear:
@@ -46,6 +48,8 @@ def run(bench: Bench, tell: Teller, types: Sequence[QuantType]) -> None:
                 of=copy,
                 goal=bench.sizes.goal(FEW_GOAL),
             )
+    tell.at("compiling attention")
+    bench.prepare([attention.MERGE, *(attention.FEW[kv, bench.sizes.heads[2]] for kv in KV_TYPES)])
     for context in bench.sizes.contexts:
         for lanes in bench.sizes.lanes:
             for kv in KV_TYPES:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from backends.gpu.card import Card
 from backends.gpu.device import HostMemory, Memory
 from backends.gpu.errors import DriverError
-from backends.gpu.launch import Launch
+from backends.gpu.launch import Launch, Symbol
 from backends.quant import QuantType
 
 MIB = 1 << 20
@@ -27,6 +27,8 @@ L2_ATTRIBUTE = {"nvidia": 38, "amd": 19}
 FAR_LEAST = 512 * MIB
 """Twice the largest cache behind an L2 that no driver tells of: 256 MiB (MI300)."""
 STAGING = 16 * MIB
+TOGETHER = 16
+"""Kernels that are compiled at once."""
 HARMLESS = 0x3F
 """Bits of a random byte that are kept: as halves, floats or scales they are numbers below 2."""
 
@@ -96,17 +98,20 @@ class OutOfTime(Exception):
 
 @dataclass
 class Bench:
-    """`until`: on the monotonic clock; later nothing is begun."""
+    """`until`: on the monotonic clock; later nothing is begun. `far_bytes`: more than twice the largest cache, and no
+    more than half of the memory that was free at first."""
 
     card: Card
     sizes: Sizes
     until: float
     l2_bytes: int = field(init=False)
     l2_told: str = field(init=False, default="")
+    far_bytes: int = field(init=False)
     _staging: HostMemory | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.l2_bytes = self._l2()
+        self.far_bytes = min(max(self.sizes.far_bytes, 2 * self.l2_bytes), self.card.free_bytes() // 2)
 
     def _l2(self) -> int:
         facts = self.card.facts
@@ -116,15 +121,17 @@ class Bench:
             self.l2_told = f"the size of the L2 cache is not known ({error.message})"
             return 0
 
-    @property
-    def far_bytes(self) -> int:
-        """More than twice the largest cache, and no more than half of the memory that is free."""
-        return min(max(self.sizes.far_bytes, 2 * self.l2_bytes), self.card.free_bytes() // 2)
-
     def check_time(self) -> None:
         """Raises OutOfTime."""
         if time.monotonic() > self.until:
             raise OutOfTime
+
+    def prepare(self, symbols: Iterable[Symbol]) -> None:
+        """Compiles several at once, as many as there is time for. Raises OutOfTime, KernelError."""
+        wanted = list(symbols)
+        for at in range(0, len(wanted), TOGETHER):
+            self.check_time()
+            self.card.prepare(wanted[at : at + TOGETHER])
 
     def memory(self, nbytes: int, line: str = "gpu_check") -> Memory:
         """Random bytes that are harmless as numbers of any type."""

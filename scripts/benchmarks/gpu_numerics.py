@@ -24,7 +24,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from gpu_bench import Bench
+from gpu_bench import TOGETHER, Bench
 from gpu_rows import Row, Teller
 
 from backends.gpu.device import Memory
@@ -34,8 +34,6 @@ from backends.gpu.launch import MODULES, Launch, Symbol
 CASES_FOLDER = Path(__file__).resolve().parents[2] / "tests" / "kernel"
 ALIGN = GUARD = 256
 GUARD_BYTE = 0xA5
-TOGETHER = 16
-"""Units that are compiled at once."""
 WRONG = (AssertionError, ArithmeticError, LookupError, ValueError)
 """What a check raises of results that are wrong: the last ones where it reads indices that a kernel wrote."""
 NAMED = 8

@@ -67,6 +67,9 @@ def main(job: Job) -> int:
     except GpuError as error:
         print(" ".join(f"{error.message}; {error.fix}".split()), file=sys.stderr)
         return 1
+    except RuntimeError as error:  # of a server that did not come up: its log's end
+        print(" ".join(str(error).split())[-400:], file=sys.stderr)
+        return 1
     return 0
 
 

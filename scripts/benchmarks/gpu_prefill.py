@@ -34,18 +34,25 @@ CROSSING_FAR = 64 * MIB
 
 def run(bench: Bench, tell: Teller, types: Sequence[QuantType], torch: str) -> None:
     rows, outs, cols = bench.sizes.prefill
+    tell.at("compiling")
+    bench.prepare(many.LINEAR[quant, many.block_rows(rows)] for quant in (QuantType.F16, *types))
     tell.at("torch")
     best, why = torch_tflops(torch, bench, rows, outs, cols)
     goal = bench.sizes.goal(PREFILL_GOAL)
     if why:
         best, goal = many_tflops(bench, QuantType.F16, rows, outs, cols), None
-        tell.row(f"torch matmul f16, {rows} rows, {cols} to {outs}", note=f"{why}; the own kernel for f16 stands in")
+        tell.row(
+            f"torch matmul f16, {rows} rows, {cols} to {outs}",
+            note=f"{why} (--torch names a Python): the own f16 stands in",
+        )
     else:
         tell.row(f"torch matmul f16, {rows} rows, {cols} to {outs}", best, "TFLOP/s")
     for quant in types:
         what = f"linear_many {quant.name}, {rows} rows, {cols} to {outs}"
         tell.at(what)
         tell.row(what, many_tflops(bench, quant, rows, outs, cols), "TFLOP/s", of=best, goal=goal)
+    tell.at("compiling few rows")
+    bench.prepare(linear.LINEAR_FEW[quant, 1] for quant in types)
     for quant in types:
         tell.at(f"crossover {quant.name}")
         _crossing(bench, tell, quant)

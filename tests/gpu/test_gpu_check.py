@@ -3,8 +3,8 @@
     scripts/gpu_check --quick       makes the environment and says the same as a table
     pytest tests/gpu                in an environment that has homeserve and its test packages
 
-HOMESERVE_TEST_CARD names another card than the first (`cuda:1`, `rocm:0`, a UUID). Fractions of bandwidth and of torch's
-product are told by the script; a card that misses a goal is slow, not wrong, and no test is about that.
+HOMESERVE_TEST_CARD names another card than the first (`cuda:1`, `rocm:0`, a UUID). Fractions of bandwidth, and of a
+product by torch, are told by the script; a card that misses a goal is slow, not wrong, and no test is about that.
 """
 
 from __future__ import annotations

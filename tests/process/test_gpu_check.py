@@ -10,9 +10,11 @@ import csv
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 from fake_box import environment_of
 from fake_cards import LAUNCH_FAILED, NOT_SUPPORTED, FakeCards, fake_cards
@@ -20,6 +22,7 @@ from fake_cards import LAUNCH_FAILED, NOT_SUPPORTED, FakeCards, fake_cards
 SCRIPT = Path(__file__).parents[2] / "scripts" / "benchmarks" / "gpu_check.py"
 COLUMNS = "part,what,value,unit,of,fraction,goal,ok,device,driver,commit,note"
 UUID = "GPU-5ee1c0de-0000-4000-8000-000000000000"
+GONE_S = 20.0
 NORMS = 3
 """Cases of norm_rows."""
 
@@ -79,7 +82,10 @@ def test_a_card_is_measured_part_by_part(tmp_path: Path) -> None:
         row = found.row(what)
         assert float(row["of"]) == copy and float(row["fraction"]) == pytest.approx(float(row["value"]) / copy)
     assert "torch" in found.row("torch matmul")["note"] or float(found.row("torch matmul")["value"]) > 0
-    assert float(found.row("linear_many Q8_0")["of"]) > 0 and "code changes at 9" in found.row("many rows are ahead, F16")["note"]
+    assert (
+        float(found.row("linear_many Q8_0")["of"]) > 0
+        and "code changes at 9" in found.row("many rows are ahead, F16")["note"]
+    )
     replay = found.row("graph replay")
     assert float(replay["of"]) == float(found.row("plain launches")["value"])
     assert found.row("memory is the card's again")["fraction"] == "1.0"
@@ -182,3 +188,43 @@ def spoil(cards: FakeCards, right: str, wrong: str) -> None:
         f"runpy.run_path({script!r}, run_name='__main__')\n"
     )
     path.write_text(f"{python}\n{spoiling}\n{store}\nspoilt\n")
+
+
+PART = """
+import json, subprocess, sys
+job = json.loads(sys.argv[1])
+print(json.dumps({"row": {"part": job["part"], "what": "found before", "value": 1.0}}), flush=True)
+print(json.dumps({"at": "a kernel without an end"}), flush=True)
+child = subprocess.Popen([sys.executable, "-c", "import sys, time; time.sleep(600)"])
+print(child.pid, file=open("child", "w"))
+child.wait()
+"""
+"""A part that hangs, and has started something."""
+
+
+def test_a_part_that_hangs_is_ended_with_all_it_started_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    import gpu_check
+    from gpu_part import Job
+
+    (tmp_path / "gpu_part.py").write_text(PART)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gpu_check, "HERE", tmp_path)
+    monkeypatch.setattr(gpu_check, "GRACE_S", 0.0)
+    found = gpu_check.run(Job("prefill", "nvidia", UUID, 2.0, "tiny", 1))
+    before, hung = found.rows
+    assert before.ok and before.what == "found before"
+    assert (hung.ok, hung.what, hung.note) == (False, "a kernel without an end", "not within 2 s")
+    end = time.monotonic() + GONE_S
+    while lives(int((tmp_path / "child").read_text())):
+        assert time.monotonic() < end, "what it started lives on"
+        time.sleep(0.01)
+
+
+def lives(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
