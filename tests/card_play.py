@@ -53,23 +53,25 @@ from homeserve.layouts.ranks import RankDevice
 from homeserve.layouts.share import Share
 from homeserve.models import registry
 from homeserve.models.bind import Bound, bind
-from homeserve.wire.records import PlanKind, Sample
+from homeserve.wire.records import PlanKind, Result, Sample
 
 COUNTER = Path(__file__).parent / "data" / "counter.gguf"
 CUDA = RankDevice("cuda", 0, "GPU-5ee1c0de-0000-4000-8000-000000000000", "NVIDIA GeForce RTX 3090")
 CUDA1 = RankDevice("cuda", 1, "GPU-5ee1c0de-0000-4000-8000-000000000001", "NVIDIA GeForce RTX 3090")
 ROCM = RankDevice("rocm", 0, f"GPU-{0xA11D0000:016x}", "AMD Radeon 780M Graphics")
-WINDOWS = {"gpt_oss": (8,), "gemma3_text": (8,)}
 TOLERANCE = 4e-3
 """Of a log-probability. Logits of the tiny models lie within +-1.5; prompts are multiplied as halves."""
 PROMPTS = {1: 20, 2: 52, 3: 0}
 """Tokens of each request of `talk`; the third one goes on from the checkpoint of the second."""
 
 
-def layers_of(model: str | Path) -> int:
+def facts_of(model: str | Path) -> tuple[int, tuple[int, ...]]:
+    """Layers, and the windows that attention has."""
     found = checkpoints.open(str(_path(model)), registry.folder_families)
     try:
-        return registry.family(found.arch).config_from(found.metadata).layers
+        family = registry.family(found.arch)
+        config = family.config_from(found.metadata)
+        return config.layers, tuple(bind(family, config, found.tensors).windows)
     finally:
         found.close()
 
@@ -100,17 +102,25 @@ class CardPlay(Play):
     def __init__(
         self, model: str | Path, devices: Sequence[RankDevice], *, vector: tuple[int, ...] = (1, 1), **more: Any
     ) -> None:
-        ranks, layers = len(devices), layers_of(model)
+        layers, windows = facts_of(model)
+        ranks = len(devices)
         cut = layers * vector[0] // sum(vector)
         shares: dict[str, Any] = {
             "ranges": ((0, cut), (cut, layers)),
             "weight_vector": vector,
             "token_vector": vector[::-1],
         }
-        given: dict[str, Any] = {"kv_type": "f32", "windows": WINDOWS.get(str(model), ())} | more
+        given: dict[str, Any] = {"kv_type": "f32", "windows": windows} | more
         super().__init__(model, ranks, devices=tuple(devices), **(shares if ranks > 1 else {}), **given)
         self.plans: Counter[str] = Counter()
         """Plans of each layout that drew a token, and (as "drafting") those with drafts."""
+        self.notes: list[str] = []
+        """What ranks told beside their answers."""
+
+    async def answered(self, seq: int) -> tuple[Result, ...]:
+        results = await super().answered(seq)
+        self.notes += [note for result in results for note in result.notes]
+        return results
 
     async def run(self, *args: Any, **more: Any) -> None:
         before = [(len(each.answers), len(each.rounds)) for each in self.requests.values()]
@@ -262,7 +272,7 @@ async def talk(play: Play) -> dict[int, list[Sample]]:
 
 async def oracle(model: str | Path, **more: Any) -> dict[int, list[Sample]]:
     """The same of the reference, in a process of its own."""
-    async with Play(model, 1, backend="reference", kv_type="f32", windows=WINDOWS.get(str(model), ()), **more) as play:
+    async with Play(model, 1, backend="reference", kv_type="f32", windows=facts_of(model)[1], **more) as play:
         return await talk(play)
 
 

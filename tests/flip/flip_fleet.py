@@ -44,6 +44,8 @@ OTHER = {"pipeline": "tensor", "tensor": "pipeline"}
 PAGE, LANES, LANE_PAGES, ROWS, PAGES, CHECKPOINTS = 16, 4, 8, 64, 64, 2
 HIDDEN = 192
 PATIENCE_S = 60.0
+COMPILES_S = 900.0
+"""How long a load may be silent on cards: emulated kernels are compiled by g++."""
 TRANSIT_BYTES = 8 << 20
 
 
@@ -116,7 +118,7 @@ class Inside:
 class Play:
     """A fleet and its requests. `ranks` 1: no flips. `model`: a name of tests/data/tiny, or a file. `drafts`: the most
     that a row may ask for, and `drafts_test` what is done to them. `inside`: one rank, in this process. `devices`: what
-    each rank opens."""
+    each rank opens. `rows`: of a plan, at most, without drafts."""
 
     def __init__(
         self,
@@ -139,11 +141,12 @@ class Play:
         inside: bool = False,
         backend: str = "cpu",
         devices: tuple[RankDevice, ...] = (),
+        rows: int = ROWS,
     ) -> None:
         self.ranks, self.layout, self.windows = ranks, layout, windows
         path = model if isinstance(model, Path) else TINY / f"{model}.f32.gguf"
         self.recurrent = path.name.startswith(("qwen3_5", "qwen3_next", "counter"))
-        most = ROWS + LANES * drafts
+        most = rows + LANES * drafts
         several = ranks > 1
         flight = ranks + 1
         self.spec = FleetSpec(
@@ -163,6 +166,7 @@ class Play:
             weights_copy=several and not unified and not image_dir,
             transit_bytes=0 if unified or not several else transit_bytes,
             devices=devices,
+            load_silence_s=COMPILES_S if devices else FleetSpec.load_silence_s,
         )
         shares: dict[str, Any] = {}
         if several:

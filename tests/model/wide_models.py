@@ -118,7 +118,11 @@ class Wide:
 
 @functools.cache
 def wide(name: str, *, drafts: bool = False) -> Wide:
-    form = (DRAFTING if drafts else FORMS)[name]
+    return made((DRAFTING if drafts else FORMS)[name])
+
+
+def made(form: Form) -> Wide:
+    """The model of a form."""
     family = rig.family_of(form.arch)
     keys = rig.metadata(form.arch, form.stack, **form.changes)
     # A file holds floats of 32 bits.
@@ -151,9 +155,13 @@ def _quantised(view: TensorView) -> TensorView:
 
 def save(name: str, target: Path) -> Path:
     """Write the model as a GGUF file."""
+    return write(wide(name), target)
+
+
+def write(model: Wide, target: Path) -> Path:
+    """The same of any model."""
     import gguf
 
-    model = wide(name)
     writer = gguf.GGUFWriter(str(target), model.family.name)
     told = checkpoint.open(str(TINY / "llama.f32.gguf"), registry.folder_families)
     keys = {key: value for key, value in told.metadata.items() if key.startswith("tokenizer.")}
