@@ -34,7 +34,7 @@ from budget.ceilings import ceilings
 from budget.cuts import even_cut
 from budget.job import Job, settle
 from budget.job import Share as Held
-from budget.ledger import PIPELINE, TENSOR
+from budget.ledger import ALWAYS, PIPELINE, TENSOR
 from budget.placement import Cut, Option, Shard, pipeline_shares, tensor_shares
 from budget.profile import box_from_json
 from budget.shape import load_shape
@@ -256,6 +256,8 @@ def test_cards_of_two_layouts_have_buffers_for_both_and_one_arena(name: str) -> 
             )
         assert said[rank, "flip buffer"] == 8 << 20 and (rank, "load staging") not in said
     assert said[3, "flip buffer"] == 2 * 2 * (8 << 20)
+    held = {term.name: set(term.held) for term in terms(job, option, CEILINGS, pipeline, tensor) if term.device == 0}
+    assert held["flip buffer"] == held[host_lines.WORKSPACE] == set(ALWAYS), "from the load on, for every flip"
     loading = foreseen(job, Option("cards", (0, 1), (PIPELINE,)), pipeline, ())
     assert loading[0, "load staging"] == 8 << 20 and loading[3, "load staging"] == 2 * 2 * (8 << 20)
     assert STAGING_BYTES == card_work.STAGING_BYTES
