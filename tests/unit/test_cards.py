@@ -110,7 +110,10 @@ def test_a_card_has_what_a_rank_on_the_cpu_would_hold(counter: ModelFacts) -> No
     on_cpu = plan_of(load(["--max-running", "4"], {}, "/"), counter, box())
     of_cpu = {line.name: line for line in on_cpu.lines}
     assert lines[index, "weights"].bytes == pytest.approx(of_cpu["weights"].bytes, rel=0.03)
-    assert lines[index, "state"].bytes == of_cpu["state"].bytes and "checkpoints" in lines[index, "state"].note
+    assert (
+        lines[index, "state"].bytes == pytest.approx(of_cpu["state"].bytes, rel=0.01)
+        and "checkpoints" in lines[index, "state"].note
+    )
     assert not {name for _, name in lines} & {"embedding", "state checkpoints"}
     assert engine_limits(settings, plan, ranks).checkpoints == plan.checkpoints > 0
 
