@@ -259,6 +259,7 @@ async def talk(play: Play) -> dict[int, list[Sample]]:
     for _ in range(2):
         await play.run()
     await play.flip()
+    await play.run(only=[1])
     play.begin_from(3, 3, LANES, tokens_of(3, 5))
     play.requests[3].sampling = play.requests[1].sampling
     await play.run(16, only=[3])

@@ -46,7 +46,7 @@ _SHAPE: Mapping[str, Any] = {
     "attention__value_length": 32,
     "attention__value_length_swa": 32,
 }
-_EXPERTS: Mapping[str, Any] = {"expert_count": 2, "expert_used_count": 2}
+_EXPERTS: dict[str, Any] = {"expert_count": 2, "expert_used_count": 2}
 LAYERS = 9
 """Three stacks of experts in each make as many matrices as there are types."""
 
@@ -57,7 +57,9 @@ def patchwork(arch: str, folder: Path, types: Sequence[QuantType] = TYPES) -> Pa
     told = dict(known.changes) | {name: value for name, value in _SHAPE.items() if _has(known, name)}
     experts = "expert_count" in told
     layers = LAYERS if experts else 4
-    form = replace(known, stack=replace(known.stack, layers=layers), changes=told | (_EXPERTS if experts else {}))
+    form = replace(
+        known, stack=replace(known.stack, layers=layers, fused=False), changes=told | (_EXPERTS if experts else {})
+    )
     model = wide_models.made(form)
     tensors = dict(
         _packed(model.tensors, cycle(types), np.random.default_rng(11), "_exps.weight" if experts else ".weight")
