@@ -16,7 +16,9 @@ beside the ledger. Memory of the plan log is held from its creation on, touched 
 The control group's own count is a second witness, where nobody else is in the group. It knows more than smaps (page
 tables, sockets) and counts the files that we were the first to read, so the two need not agree to the MiB.
 
-Memory of a card is no mapping of anybody: of it each rank counted what it had when it was loaded, and that is told.
+Memory of a card is no mapping of anybody: of it each rank counted what it had when it was loaded, and that is told, as
+is what it pins of the host's memory (which is part of its process, too). The witness is the card's driver: what it had
+free when the plan was made, less what is free now. Others may have taken or given back some of that meanwhile.
 
 A line that cannot be read says so: its bytes and its `how` are None. Elsewhere than on Linux that is every line.
 """
@@ -156,6 +158,19 @@ def compare(lines: Sequence[Line], measured: Measurement, moment: str = PIPELINE
     return rows
 
 
+def card_totals(
+    lines: Sequence[Line], cards: Mapping[int, tuple[int, int] | None], moment: str
+) -> list[dict[str, Any]]:
+    """Of each card the sum of its lines at `moment`, and how much less its driver has free than before the load."""
+    rows = []
+    for device, free in cards.items():
+        predicted = sum(line.bytes for line in lines if line.device == device and moment in line.held)
+        taken = None if free is None else free[0] - free[1]
+        how = None if free is None else "driver: free before the load, less free now"
+        rows.append({"device": device, "predicted_mib": _mib(predicted), "driver_mib": _mib(taken), "how": how})
+    return rows
+
+
 class MeasuredBudget:
     """The body of `/v1/homeserve/budget`: the plan's document as it was made before the load, and what is held now, of
     the lines of the `layout` that is in force."""
@@ -167,11 +182,14 @@ class MeasuredBudget:
         members: Callable[[], Members],
         clock: Callable[[], float] = time.monotonic,
         layout: Callable[[], str] = lambda: PIPELINE,
+        cards: Callable[[], Mapping[int, tuple[int, int] | None]] = dict,
     ) -> None:
+        """`cards`: of each card the free bytes before the load, and now; None: its driver does not tell."""
         self._document = dict(document)
         self._layout = layout
         self._lines = tuple(lines)
         self._members = members
+        self._cards = cards
         self._clock = clock
         self._turn = asyncio.Lock()
         self._body: dict[str, Any] = {}
@@ -192,6 +210,7 @@ class MeasuredBudget:
                         "cgroup_mib": _mib(found.group_bytes),
                         "cgroup_how": found.group_why,
                     },
+                    "measured_cards": card_totals(self._lines, await asyncio.to_thread(self._cards), moment),
                 }
                 self._read_at = self._clock()
             return self._body

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from budget.corridor import Breach
 from budget.facts import MIB
 from budget.flip import COMMIT, PREPARE
-from budget.host_lines import KV, STATE, WEIGHTS, WEIGHTS_COPY, WORKER_PROCESSES, of_rank
+from budget.host_lines import EXCHANGE, KV, STAGING, STATE, WEIGHTS, WEIGHTS_COPY, WORKER_PROCESSES, of_rank
 from budget.ledger import PIPELINE, TENSOR
 from homeserve.corridor import CorridorSampler, FlipStep, HostFree, words
 from homeserve.layouts.ranks import UNIFIED
@@ -36,6 +36,10 @@ UNTOLD_MAX = 16
 HUGE_PAGE = 2 * MIB
 _TOGETHER = (WEIGHTS, KV, STATE)
 """Lines that ranks of one memory hold together; a copy of the weights is held together in any case."""
+_COUNTED_AS = {"weights arena": WEIGHTS, "communicators": "mailboxes"}
+"""Lines of the plan that a rank on a card calls otherwise."""
+_PINNED = (STAGING, EXCHANGE)
+"""Lines of the host that a rank on a card counts."""
 _DRAINING, _CHANGING = "draining", ("committing", "checking")
 """Steps of a flip (`engine.flip.FlipState`): before anything is packed, and from where the other layout's pools are."""
 
@@ -70,8 +74,13 @@ class MemoryWatch:
         at_flip = flip_bytes(plan) if set(plan.ranks) == {cpu.index} else {}
         self._sampler.watch(HostFree(), (cpu.floor_bytes,), (cpu.index,), at_flip)
         body = document(plan.ceilings, memory, plan, plan.doubts, Question(self._context.settings.model))
+        root = self._context.settings.cards_root
         self._context.budget = MeasuredBudget(
-            body, plan.lines, self._members, layout=lambda: self._layout() or plan.layouts[0]
+            body,
+            plan.lines,
+            self._members,
+            layout=lambda: self._layout() or plan.layouts[0],
+            cards=lambda: cards_free(plan, root),
         )
 
     def _layout(self) -> str:
@@ -158,15 +167,36 @@ class MemoryWatch:
 
 def card_lines(plan: Plan, rank: int, counted: Mapping[str, int]) -> tuple[tuple[int, str, int], ...]:
     """(device, line of the plan, bytes) of what a rank on a card has counted at its load, in the layout that the plan
-    begins with: its arena is the plan's `weights arena`, its rows are those of that layout."""
-    device, first = plan.ranks[rank], plan.layouts[0]
+    begins with: its arena is the plan's `weights arena`, its rows are those of that layout. What it pins of the host's
+    memory are lines there; a copy of the weights is found by its address (`homeserve.measure`)."""
+    device, first, host = plan.ranks[rank], plan.layouts[0], plan.ceilings.devices[-1].index
     found = []
     for line in plan.lines:
         name, _, layout = line.name.partition(", ")
-        size = counted.get(name.removesuffix(" arena"))
-        if line.device == device and first in line.held and layout in ("", first) and size is not None:
-            found.append((device, line.name, size))
+        size = counted.get(_COUNTED_AS.get(name, name))
+        there = line.device == device or (line.device == host and name in _PINNED)
+        if there and first in line.held and layout in ("", first) and size is not None:
+            found.append((line.device, line.name, size))
     return tuple(dict.fromkeys(found))
+
+
+def cards_free(plan: Plan, root: str) -> dict[int, tuple[int, int] | None]:
+    """Of each card that has ranks the free bytes that its driver told when the plan was made, and tells now; None where
+    it does not. `root`: where the probe looks for cards (`Settings.cards_root`)."""
+    from budget.ceilings import ceilings
+    from budget.probe import Sources, read_box
+
+    devices = [plan.ceilings.devices[index] for index in plan.ranks]
+    cards = [device for device in devices if device.kind != "cpu"]
+    if not cards:
+        return {}
+    seen = ceilings(read_box(Sources(cards=root or None)), None).devices
+    now = {device.id: device.free_bytes for device in seen}
+    found: dict[int, tuple[int, int] | None] = {}
+    for device in cards:
+        before, after = device.free_bytes, now.get(device.id)
+        found[device.index] = None if before is None or after is None else (before, after)
+    return found
 
 
 def flip_bytes(plan: Plan) -> dict[tuple[int, str], int]:

@@ -225,6 +225,22 @@ async def test_the_body_is_the_document_and_what_was_read_at_most_a_second_ago(
     assert readings == [0.0, 1.1]
 
 
+async def test_of_a_card_its_driver_is_the_witness(
+    tmp_path: Path, members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Free memory before the load, less what is free now; a driver that does not tell is no zero."""
+    monkeypatch.setattr("homeserve.measure.measure", lambda given: measure(given, tmp_path))
+    lines = [line("weights", 60, 0), line("kv", 8, 0, ("tensor",)), line("load staging", 64, 0, (BOOT,))]
+    cards = {0: (900 * MIB, 830 * MIB), 1: None, 2: (10 * MIB, 11 * MIB)}
+    body = await MeasuredBudget({}, lines, lambda: members, clock=lambda: 0.0, cards=lambda: cards).as_json()
+    how = "driver: free before the load, less free now"
+    assert body["measured_cards"] == [
+        {"device": 0, "predicted_mib": 60.0, "driver_mib": 70.0, "how": how},
+        {"device": 1, "predicted_mib": 0.0, "driver_mib": None, "how": None},
+        {"device": 2, "predicted_mib": 0.0, "driver_mib": -1.0, "how": how},
+    ]
+
+
 async def test_lines_of_the_layout_in_force_are_compared(
     tmp_path: Path, members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:

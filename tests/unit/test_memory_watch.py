@@ -5,10 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from budget.ceilings import ceilings
 from budget.corridor import Breach, Sample
-from budget.facts import MIB
+from budget.facts import MIB, Box
 from budget.ledger import ALWAYS, Line
-from homeserve.memory import UNTOLD_MAX, MemoryWatch, card_lines
+from budget.profile import box_from_json
+from homeserve.memory import UNTOLD_MAX, MemoryWatch, card_lines, cards_free
 from homeserve.server.context import LoadProgress, ServerContext
 from homeserve.settings import Settings
 
@@ -59,20 +63,41 @@ async def test_without_a_plan_there_are_no_rows_and_stop_is_right_at_any_time() 
 
 
 def test_what_ranks_on_cards_counted_are_lines_of_the_plan() -> None:
-    """The arena is the plan's, rows are those of the layout that it begins with; what the plan lacks is left out, and
-    memory of the host is no line of a card."""
-    plan = SimpleNamespace(
+    """The arena is the plan's, rows are those of the layout that it begins with, what is pinned is the host's; what the
+    plan lacks is left out, and so is the copy, which is found by its address."""
+    plan: Any = SimpleNamespace(
         ranks=(0, 1),
         layouts=("pipeline", "tensor"),
+        ceilings=SimpleNamespace(devices=[SimpleNamespace(index=index) for index in range(3)]),
         lines=(
             Line(0, "weights arena", 9, ALWAYS, "computed"),
             Line(0, "kv, pipeline", 8, ("boot", "pipeline"), "computed"),
             Line(0, "kv, tensor", 7, ("tensor",), "computed"),
             Line(0, "context", 6, ALWAYS, "reserve"),
+            Line(0, "communicators", 6, ALWAYS, "reserve"),
             Line(1, "weights arena", 5, ALWAYS, "computed"),
             Line(2, "weights copy", 4, ALWAYS, "computed"),
+            Line(2, "staging", 3, ALWAYS, "computed"),
         ),
     )
-    counted = {"weights": 100, "kv": 50, "staging": 1, "weights copy": 4}
-    assert card_lines(plan, 0, counted) == ((0, "weights arena", 100), (0, "kv, pipeline", 50))  # type: ignore[arg-type]
-    assert card_lines(plan, 1, counted) == ((1, "weights arena", 100),)  # type: ignore[arg-type]
+    counted = {"weights": 100, "kv": 50, "staging": 1, "weights copy": 4, "exchange": 5, "mailboxes": 7}
+    own = ((0, "weights arena", 100), (0, "kv, pipeline", 50), (0, "communicators", 7), (2, "staging", 1))
+    assert card_lines(plan, 0, counted) == own
+    assert card_lines(plan, 1, counted) == ((1, "weights arena", 100), (2, "staging", 1))
+
+
+def test_free_memory_of_cards_is_that_of_their_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the card's id, whatever its number now; two ranks of one card are one, ranks on the CPU none."""
+
+    def box(*free: tuple[str, float | None]) -> Box:
+        sizes = {"vendor": "nvidia", "uma": False, "vram_total_mib": 24000, "name": "A card"}
+        cards = [sizes | {"id": each, "vram_free_mib": mib} for each, mib in free]
+        return box_from_json({"id": "b", "mem_total_mib": 32000, "mem_available_mib": 30000, "gpus": cards}, "b")
+
+    before = ceilings(box(("GPU-a", 23000), ("GPU-b", 22000), ("GPU-c", 21000)), None)
+    plan: Any = SimpleNamespace(ceilings=before, ranks=(1, 1, 2, 3))
+    after = box(("GPU-b", 2000), ("GPU-a", 23000))
+    monkeypatch.setattr("budget.probe.read_box", lambda sources: after)
+    assert cards_free(plan, "") == {1: (22000 * MIB, 2000 * MIB), 2: None}
+    monkeypatch.setattr("budget.probe.read_box", lambda sources: pytest.fail("nobody asks for cards"))
+    assert cards_free(SimpleNamespace(ceilings=before, ranks=(3,)), "") == {}  # type: ignore[arg-type]
