@@ -218,11 +218,12 @@ def run(job: Job) -> Outcome:
             start_new_session=True,
         )
         assert process.stdout is not None
-        reader = threading.Thread(target=_hear, args=(process.stdout, found))
+        reader = threading.Thread(target=_hear, args=(process.stdout, found), daemon=True)
         reader.start()
         late = _ended(process, job.seconds + GRACE_S)
-        reader.join()
-        process.stdout.close()
+        reader.join(END_S)
+        if not reader.is_alive():  # else somebody who outlived the part has its output open
+            process.stdout.close()
         errors.seek(0)
         said = errors.read().strip().splitlines()
     if not found.through or process.returncode:

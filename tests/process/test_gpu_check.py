@@ -195,7 +195,7 @@ import json, subprocess, sys
 job = json.loads(sys.argv[1])
 print(json.dumps({"row": {"part": job["part"], "what": "found before", "value": 1.0}}), flush=True)
 print(json.dumps({"at": "a kernel without an end"}), flush=True)
-child = subprocess.Popen([sys.executable, "-c", "import sys, time; time.sleep(600)"])
+child = subprocess.Popen([sys.executable, "-c", "import sys, time; time.sleep(90)"])
 print(child.pid, file=open("child", "w"))
 child.wait()
 """
