@@ -65,10 +65,17 @@ def test_a_card_of_each_vendor_serve_together_and_flip(
     assert [rank["backend"] for rank in status["ranks"]] == ["cuda", "rocm"] and status["layout"] == "pipeline"
     assert [rank["isa"] for rank in status["ranks"]] == ["sm_86", "gfx1103"]
     assert said(run) == SAID
-    measured = {(row["device"], row["line"]): row for row in run.get("/v1/homeserve/budget")[1]["measured"]}
+    budget = run.get("/v1/homeserve/budget")[1]
+    measured = {(row["device"], row["line"]): row for row in budget["measured"]}
     arena = measured[0, "weights arena"]
     assert arena["measured_mib"] is not None and 0.9 < arena["measured_mib"] / arena["predicted_mib"] < 1.1, arena
     assert measured[2, "weights copy"]["how"] and measured[2, "worker processes"]["measured_mib"], measured
+    for device, name in ((0, "workspace"), (1, "workspace"), (0, "flip buffer"), (2, "staging"), (2, "exchange")):
+        row = measured[device, name]
+        assert 0.9 * row["predicted_mib"] - 0.1 <= row["measured_mib"] <= row["predicted_mib"] + 0.01, row
+    held = [row for row in measured.values() if row["device"] != 2 and row["measured_mib"] is not None]
+    assert len(held) > 10 and all(row["measured_mib"] <= row["predicted_mib"] + 0.01 for row in held), held
+    assert [each["device"] for each in budget["measured_cards"]] == [0, 1], budget["measured_cards"]
     before = launched(run, 1)
     for number, target in enumerate(("tensor", "pipeline"), start=1):
         answer, body = post(run, "/v1/homeserve/flip", {"to": target})
