@@ -53,7 +53,7 @@ from homeserve.layouts.ranks import RankDevice
 from homeserve.layouts.share import Share
 from homeserve.models import registry
 from homeserve.models.bind import Bound, bind
-from homeserve.wire.records import PlanKind, Result, Sample
+from homeserve.wire.records import PlanKind, Sample
 
 COUNTER = Path(__file__).parent / "data" / "counter.gguf"
 CUDA = RankDevice("cuda", 0, "GPU-5ee1c0de-0000-4000-8000-000000000000", "NVIDIA GeForce RTX 3090")
@@ -114,13 +114,6 @@ class CardPlay(Play):
         super().__init__(model, ranks, devices=tuple(devices), **(shares if ranks > 1 else {}), **given)
         self.plans: Counter[str] = Counter()
         """Plans of each layout that drew a token, and (as "drafting") those with drafts."""
-        self.notes: list[str] = []
-        """What ranks told beside their answers."""
-
-    async def answered(self, seq: int) -> tuple[Result, ...]:
-        results = await super().answered(seq)
-        self.notes += [note for result in results for note in result.notes]
-        return results
 
     async def run(self, *args: Any, **more: Any) -> None:
         before = [(len(each.answers), len(each.rounds)) for each in self.requests.values()]

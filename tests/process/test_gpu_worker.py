@@ -249,25 +249,3 @@ def test_a_fleet_of_both_vendors_goes_on_when_one_card_is_lost(cards: FakeCards,
             assert after == before and not play.losses
 
     run_once(main)
-
-
-def test_a_fleet_whose_copies_between_cards_lie_says_so_and_goes_by_the_host(cards: FakeCards, run_once: Run) -> None:
-    """And answers as one whose copies are right."""
-
-    async def main() -> None:
-        answers = []
-        for lying in (False, True):
-            if lying:
-                cards.lie("nvidia", 1)
-            async with CardPlay("qwen3", (CUDA, CUDA1), layout="tensor") as play:
-                answers.append({number: [each.token for each in own] for number, own in (await talk(play)).items()})
-                lines = [dict(facts.lines) for facts in play.facts]
-                assert [bool(each.get("exchange")) for each in lines] == [lying] * 2, lines
-                assert [bool((await play.counted())[rank].launches.get("sum_rows")) for rank in (0, 1)] == [
-                    not lying
-                ] * 2
-                print(play.notes)
-                assert bool(play.notes) == lying
-        assert answers[0] == answers[1]
-
-    run_once(main)
