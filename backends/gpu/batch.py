@@ -5,8 +5,9 @@
     rest     accepts │ pairs                                  of `Program.accept` and `Program.copy_states`
 
 All of it is int32, at fixed places, so that recorded launches find it. The head goes up with every batch, in one
-upload. Tables hardly change from one step of decoding to the next: rows that are what the card already has stay there,
-and those from the first to the last that differs go up together.
+upload. Tables hardly change from one step of decoding to the next, and are long: of those of lanes that have rows, up
+to the page of the last position, what the card already has stays there, and lanes from the first to the last that
+differs go up together. Pages that no row of the batch can read are not even looked at.
 
 Attention takes rows in *tiles*, runs of rows of one lane in order of position. A lane with at most `few_rows_most` rows
 is one tile of `few`; longer ones are cut into tiles of MANY_TILE_ROWS for `many`. A batch may have both.
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +67,7 @@ class BlockLayout:
         rows, lanes = max(limits.rows, limits.lanes), limits.lanes
         self.groups, self.limits, self.rows = groups, limits, rows
         sizes = dict.fromkeys(("tokens", "positions", "lanes", "logit_rows", "chain"), rows)
+        sizes["logit_rows"] = max(rows, limits.logit_rows)
         sizes |= {f"slots {group}": rows for group in range(groups)}
         sizes["few"] = 2 * few_tiles_most(limits)
         sizes["many"] = 2 * rows
@@ -105,8 +108,7 @@ class Rules:
     chained: bool
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """Rows first .. end - 1 of one lane, each a position behind the one before."""
 
     lane: int
@@ -150,8 +152,14 @@ def runs_of(lanes: Ints, positions: Ints) -> tuple[Run, ...]:
     if not len(lanes):
         return ()
     broken = (lanes[1:] != lanes[:-1]) | (positions[1:] != positions[:-1] + 1)
-    edges = [0, *(np.flatnonzero(broken) + 1).tolist(), len(lanes)]
-    return tuple(Run(int(lanes[a]), a, b) for a, b in zip(edges[:-1], edges[1:], strict=True))
+    starts = [0, *(np.flatnonzero(broken) + 1).tolist()]
+    return tuple(map(Run, lanes[starts].tolist(), starts, [*starts[1:], len(lanes)]))
+
+
+def read_of(runs: Sequence[Run], positions: Ints) -> tuple[slice, slice]:
+    """(lanes, pages) of a group's table that rows of these runs can read: nothing behind it, much of it perhaps."""
+    lanes = [run.lane for run in runs]
+    return slice(min(lanes), max(lanes) + 1), slice(0, int(positions.max()) // PAGE_LEN + 1)
 
 
 def _check_shapes(batch: Batch, rules: Rules, logit_rows: Ints) -> None:
@@ -215,8 +223,8 @@ def _check_group(batch: Batch, rules: Rules, runs: Sequence[Run], group: int) ->
     slots, window = rules.kv.group_slots[group], rules.kv.group_windows[group]
     _within(f"slot of KV group {group}", batch.slots[group], slots)
     pages, lowest = slots // PAGE_LEN, -1 if rules.partial[group] else 0
-    tables = batch.tables[group]
-    if tables.size and lowest <= int(tables.min()) <= int(tables.max()) < pages:
+    tables = batch.tables[group][read_of(runs, batch.positions)]
+    if lowest <= int(tables.min()) <= int(tables.max()) < pages:
         return  # whatever is read of them; the rule, and cheap
     for run in runs:
         seen = int(batch.positions[run.first]) - window + 1 if window else 0
@@ -233,8 +241,8 @@ def _check_group(batch: Batch, rules: Rules, runs: Sequence[Run], group: int) ->
 
 
 class Block:
-    """The block in pinned memory, and where it lies on the card (`address`). A batch may be written only behind the
-    device's `wait` for the one before."""
+    """The block in pinned memory, and where it lies on the card (`address`). What the stream may still be reading is
+    waited for before it is written again; `waited` tells that the device was."""
 
     def __init__(self, device: Device, layout: BlockLayout, address: int) -> None:
         self._device, self._layout, self._address = device, layout, address
@@ -244,16 +252,18 @@ class Block:
         self._tables = [
             self._array(f"tables {group}").reshape(limits.lanes, limits.lane_pages) for group in range(layout.groups)
         ]
-        self._uploaded = False
+        self._in_flight: set[str] = set()
         self._few_rows = few_rows_most(limits)
 
     @property
     def nbytes(self) -> int:
         return self._memory.nbytes
 
-    def write(self, batch: Batch, runs: Sequence[Run], logit_rows: Ints, *, states: bool, held: bool) -> BatchShape:
-        """Upload a batch that was checked. `states`: a program's layers have some; `held`: of some lanes they are
-        held."""
+    def write(
+        self, batch: Batch, runs: Sequence[Run], logit_rows: Ints, *, states: bool, tables: bool = True
+    ) -> BatchShape:
+        """Upload a batch that was checked. `states`: a program's layers have some; `tables`: they read some."""
+        self._take("batch")
         rows, lanes = len(batch.tokens), self._layout.limits.lanes
         for name, values in (("tokens", batch.tokens), ("positions", batch.positions), ("lanes", batch.lanes)):
             self._array(name)[:rows] = values
@@ -269,8 +279,9 @@ class Block:
             self._array("chunks")[: found.chunks.size] = found.chunks.reshape(-1)
             chunks, single = len(found.chunks), found.rows
         self._upload(0, self._layout.head)
-        self._write_tables(batch.tables)
-        return BatchShape(rows, len(logit_rows), _lanes_of(runs, lanes), few, many, chunks, single, held)
+        if tables:
+            self._write_tables(batch.tables, *read_of(runs, batch.positions))
+        return BatchShape(rows, len(logit_rows), _lanes_of(runs, lanes), few, many, chunks, single)
 
     def write_accepts(self, accepts: Ints) -> None:
         """int32 [n, 4], at most one for each lane."""
@@ -279,6 +290,10 @@ class Block:
     def write_pairs(self, pairs: Ints) -> None:
         """int32 [n, 2], at most PAIRS."""
         self._write("pairs", pairs)
+
+    def waited(self) -> None:
+        """All that was asked of the device before is done."""
+        self._in_flight.clear()
 
     def close(self) -> None:
         self._ints = np.zeros(0, np.int32)
@@ -300,19 +315,28 @@ class Block:
             self._array(name)[: array.size] = array
         return (len(few), max((rows for _, rows in few), default=0)), (len(many), MANY_TILE_ROWS if many else 0)
 
-    def _write_tables(self, tables: Ints) -> None:
-        """Rows that differ from what the card has."""
-        _, lanes, pages = tables.shape
-        for group, there in enumerate(self._tables):
-            changed = np.flatnonzero((there[:lanes, :pages] != tables[group]).any(axis=1))
+    def _take(self, what: str) -> None:
+        """`what` is written now, and read by the stream from then on."""
+        if what in self._in_flight:
+            self._device.wait()
+            self.waited()
+        self._in_flight.add(what)
+
+    def _write_tables(self, tables: Ints, lanes: slice, pages: slice) -> None:
+        """Of these lanes and pages those lanes that differ from what the card has."""
+        lane_pages = self._layout.limits.lane_pages
+        for group, whole in enumerate(self._tables):
+            there, wanted = whole[lanes, pages], tables[group, lanes, pages]
+            changed = np.flatnonzero((there != wanted).any(axis=1))
             if not len(changed):
                 continue
             first, end = int(changed[0]), int(changed[-1]) + 1
-            there[first:end, :pages] = tables[group, first:end]
-            lane_pages = self._layout.limits.lane_pages
-            self._upload(self._layout.at[f"tables {group}"] + first * lane_pages, (end - first) * lane_pages)
+            there[first:end] = wanted[first:end]
+            at = self._layout.at[f"tables {group}"] + (lanes.start + first) * lane_pages
+            self._upload(at, (end - first - 1) * lane_pages + wanted.shape[1])
 
     def _write(self, name: str, values: Ints) -> None:
+        self._take(name)
         self._array(name)[: values.size] = values.reshape(-1)
         self._upload(self._layout.at[name], values.size)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,7 @@ from backends.base import Batch, LoadProgress, MemoryRegion, PoolParts, Stamp
 from backends.gpu import held
 from backends.gpu.batch import PAIRS, STAGING_LINE, Block, checked
 from backends.gpu.device import Device, HostMemory, Memory, Recording
+from backends.gpu.errors import DeviceLost
 from backends.gpu.plan import Bases, Output, Placed, Plan, turns_of
 from backends.gpu.pools import GpuPools, all_of, checked_parts
 from backends.gpu.recorder import Segment, joined, pieces
@@ -49,8 +51,15 @@ class Known:
     recordings: list[Recording | None] | None = None
 
     def recorded(self, device: Device) -> list[Recording | None]:
+        """Of each segment. Raises what recording does, and then has none."""
         if self.recordings is None:
-            self.recordings = [device.record(each.launches) if each.launches else None for each in self.segments]
+            self.recordings = []
+            try:
+                for each in self.segments:
+                    self.recordings.append(device.record(each.launches) if each.launches else None)
+            except BaseException:
+                self.close()
+                raise
         return self.recordings
 
     def close(self) -> None:
@@ -140,7 +149,6 @@ class GpuProgram:
             self._fill(weights, progress)
         self._held = held.HeldLanes()
         self._drafted = 0  # rows of the last step of drafting
-        self._working = False  # the stream may be reading the block
 
     # ---------------------------------------------------------------------------------------------------------- plans
 
@@ -155,7 +163,7 @@ class GpuProgram:
         self._drafted = 0
         batch = _whole(batch)
         holds = bool(len(batch.hold)) and bool((batch.hold != -1).any())
-        logits = self._call(0, batch, batch.logit_rows, holds=holds)
+        logits = self._call(0, batch, batch.logit_rows)
         if holds:
             self._held.note(batch.hold, batch.states, batch.lanes, batch.positions)
         return logits
@@ -175,29 +183,24 @@ class GpuProgram:
 
     def accept(self, kept: Sequence[tuple[int, int]]) -> None:
         """States of (lane, rows) that the last run held become what the lane's first rows leave. Raises ValueError,
-        before anything is written, for a lane that is not held, or was accepted, or has not so many rows."""
+        before anything is written, for a lane that is not held, or was accepted, or has not so many rows. It is asked
+        of the card and not waited for: what goes wrong there the next call raises."""
         lanes = self._held.taken(kept)
         if not lanes or not self._plan.states.layers:
             return
-        self._settle()
-        self._working = True
         self._filled_block.write_accepts(held.accepts_of(lanes))
         self._device.launch(held.accepts(self._plan.ops, self._places, len(lanes)))
-        self._settle()
 
     def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy state slots (source, target) of all layers, in this order. Raises ValueError for a slot that there is
-        not."""
+        not. As `accept` it is not waited for."""
         if not self._plan.states.layers:
             return
         check_pairs(self._plan.states, pairs)
         for first in range(0, len(pairs), PAIRS):
             some = np.array(pairs[first : first + PAIRS], np.int32)
-            self._settle()
-            self._working = True
             self._filled_block.write_pairs(some)
             self._device.launch(recurrent.copies(self._places, self._places.batch("pairs"), len(some)))
-        self._settle()
 
     # --------------------------------------------------------------------------------------------------------- memory
 
@@ -217,8 +220,11 @@ class GpuProgram:
         return ()
 
     def close(self) -> None:
-        """Give the memory back. Arrays returned by `run` are invalid from here on."""
+        """Give the memory back, once nothing on the stream uses it: a call that ended with an error may have left
+        launches there. Arrays returned by `run` are invalid from here on."""
         if self._shapes is not None:
+            with suppress(DeviceLost):  # whose memory is gone, and who is told of it by every other call
+                self._device.wait()
             self._shapes.close()
         if self._block is not None:
             self._block.close()
@@ -234,14 +240,11 @@ class GpuProgram:
 
     # --------------------------------------------------------------------------------------------------------- inside
 
-    def _call(
-        self, section: int, batch: Batch, logit_rows: Ints, *, holds: bool = False, chain_rows: int | None = None
-    ) -> Floats:
+    def _call(self, section: int, batch: Batch, logit_rows: Ints, chain_rows: int | None = None) -> Floats:
         runs = checked(batch, self._rules[section], logit_rows, chain_rows)
-        self._settle()
-        self._working = True
-        states = bool(self._plan.states.layers)
-        shape = self._filled_block.write(batch, runs, logit_rows, states=states, held=holds)
+        plan = self._plan
+        states, tables = bool(plan.states.layers), bool(plan.kv.layers)
+        shape = self._filled_block.write(batch, runs, logit_rows, states=states, tables=tables)
         self._execute(section, shape, batch)
         return self._fetched(self._outputs[section], shape)
 
@@ -284,10 +287,9 @@ class GpuProgram:
         return self._logits.bytes[:nbytes].view(np.float32).reshape(rows, place.stride)[:, : output.width]
 
     def _settle(self) -> None:
-        """Wait where the stream may have something left to do: then the block may be written again."""
-        if self._working:
-            self._device.wait()
-            self._working = False
+        """Wait until the stream has nothing left to do: then the block may be written again."""
+        self._device.wait()
+        self._filled_block.waited()
 
     @property
     def _filled_block(self) -> Block:

@@ -147,10 +147,15 @@ class EmulatedHost:
 
 @dataclass
 class EmulatedRecording:
+    """A driver may free the graph while it runs: it is not closed before what it launched was waited for."""
+
     launches: tuple[Launch, ...]
+    device: EmulatedDevice
     closed: bool = False
 
     def close(self) -> None:
+        if self.device.in_flight(self):
+            raise rig.Fault("a recording is closed that may be running")
         self.closed = True
 
 
@@ -167,6 +172,7 @@ class EmulatedDevice:
     prepared: set[str] = field(default_factory=set)
     unprepared: set[str] = field(default_factory=set)
     replays: int = 0
+    waits: int = 0
     uploaded: int = 0
     lost: bool = False
 
@@ -180,6 +186,7 @@ class EmulatedDevice:
         self.memory, self.pinned_memory = Ranges(), Ranges()
         self._counts: Counter[str] = Counter()
         self._queue: list[Callable[[], None]] = []
+        self._replayed: list[EmulatedRecording] = []
         self._losing = False
 
     @property
@@ -262,17 +269,19 @@ class EmulatedDevice:
     def record(self, launches: Sequence[Launch]) -> EmulatedRecording:
         for launch in launches:
             self._check(launch)
-        return EmulatedRecording(tuple(launches))
+        return EmulatedRecording(tuple(launches), self)
 
     def replay(self, recording: Recording) -> None:
         assert isinstance(recording, EmulatedRecording), "of this device"
         if recording.closed:
             raise rig.Fault("a recording that was closed is replayed")
         self.replays += 1
+        self._replayed.append(recording)
         self.launch(recording.launches)
 
     def wait(self) -> None:
         self._alive()
+        self.waits += 1
         if self._losing:
             self.lost = True
             self._queue.clear()
@@ -286,8 +295,13 @@ class EmulatedDevice:
     def settle(self) -> None:
         """What waits in the queue is done."""
         queue, self._queue = self._queue, []
+        self._replayed.clear()
         for work in queue:
             work()
+
+    def in_flight(self, recording: EmulatedRecording) -> bool:
+        """Whether it was replayed, and not waited for."""
+        return not self.lost and any(each is recording for each in self._replayed)
 
     def close(self) -> None:
         self.settle()

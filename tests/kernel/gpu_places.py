@@ -132,8 +132,7 @@ class Book:
         runs = delta.lane_runs(batch, lanes)
         arrays = {"runs": runs.runs, "chunks": runs.chunks, "lanes": batch.lanes, "chain": batch.chain}
         self.batches |= {name: _copy(each) for name, each in arrays.items()}
-        rows, held = len(batch.tokens), bool((batch.hold >= 0).any())
-        return BatchShape(rows, len(batch.logit_rows), lanes, chunks=len(runs.chunks), single=runs.rows, held=held)
+        return BatchShape(len(batch.tokens), len(batch.logit_rows), lanes, chunks=len(runs.chunks), single=runs.rows)
 
     # ---------------------------------------------------------------------------------------------------- after a run
 

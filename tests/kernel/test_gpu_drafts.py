@@ -123,7 +123,9 @@ def test_what_cannot_be_accepted_is_refused_before_anything_is_written(both: Sid
         with pytest.raises(ValueError, match=said):
             both.program.accept(kept)
     assert dict(both.device.counts) == launched
+    waits = both.device.waits
     both.program.accept([(0, 3)])
+    assert both.device.waits == waits, "whatever comes next is behind it on the stream"
     with pytest.raises(ValueError, match="not held"):
         both.program.accept([(0, 1)])
 

@@ -23,9 +23,12 @@ from backends.gpu import program as gpu_program
 from backends.gpu import refusals
 from backends.gpu.backend import COMPILING, GpuBackend
 from backends.gpu.device import Device
-from backends.gpu.errors import CompileFailed, DeviceLost, OutOfDeviceMemory
+from backends.gpu.errors import CompileFailed, DeviceLost, DriverError, OutOfDeviceMemory
 from backends.gpu.launch import Symbol
+from backends.gpu.ops import mixers
+from backends.gpu.ops.buffers import Rows
 from backends.gpu.pools import all_of
+from backends.gpu.recorder import Segment
 from backends.quant import QuantType
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -168,9 +171,11 @@ def test_more_copies_than_go_up_at_once(sides: Opener, monkeypatch: pytest.Monke
     both = sides("qwen3_5_text")
     monkeypatch.setattr(gpu_program, "PAIRS", 2)
     both.run([(0, 0, TOKENS[:5])])
+    waits = both.device.waits
     kept, other = int(both.states[0]), int(both.states[1])
     for program in (both.program, both.oracle):
         program.copy_states([(kept, LANES), (kept, LANES + 1), (LANES, other)])
+    assert both.device.waits == waits + 1, "before the block's pairs are written again, and for nothing else"
     both.tables[:, 1, 0] = both.tables[:, 0, 0]
     assert worst(both.run([(1, 5, TOKENS[5:9])])) < TOLERANCE
 
@@ -219,6 +224,54 @@ def test_only_the_last_shapes_are_kept(sides: Opener, monkeypatch: pytest.Monkey
     assert both.device.replays == 1
 
 
+def test_a_call_that_fails_on_its_way_is_waited_for(sides: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it left on the stream reads the block and runs recordings: neither is touched before it is done."""
+    both = sides("llama")
+    for at in range(2):
+        both.run([(0, at, TOKENS[at : at + 1])])
+    with monkeypatch.context() as patch:
+        patch.setattr(both.device, "download", _refuse)
+        for _ in range(2):
+            with pytest.raises(DriverError, match="no more"):
+                both.program.run(both.batch([(0, 2, TOKENS[2:3])]))
+    assert worst(both.run([(0, 2, TOKENS[2:3])])) < TOLERANCE
+    monkeypatch.setattr(both.device, "download", _refuse)
+    with pytest.raises(DriverError, match="no more"):
+        both.program.run(both.batch([(0, 3, TOKENS[3:4])]))
+    assert both.device.replays == 5
+    both.program.close()
+
+
+def _refuse(*_: Any) -> Any:
+    raise DriverError("no more", fix="")
+
+
+def test_recordings_are_had_all_or_none() -> None:
+    class Narrow(EmulatedDevice):
+        made: list[Any] = []
+
+        def record(self, launches: Any) -> Any:
+            if len(self.made) == 2:
+                _refuse()
+            self.made.append(super().record(launches))
+            return self.made[-1]
+
+    device = Narrow()
+    memory = device.allocate(64, "workspace")
+    device.prepare([mixers.ZERO])
+    segment = Segment((mixers.zero(1, 16, Rows(memory.address, 16)),))
+    known = gpu_program.Known((segment, Segment(()), segment, segment))
+    with pytest.raises(DriverError):
+        known.recorded(device)
+    assert [each.closed for each in device.made] == [True, True] and known.recordings is None
+    device.made.clear()
+    known.segments = known.segments[:3]
+    assert [each is None for each in known.recorded(device)] == [False, True, False]
+    known.close()
+    memory.close()
+    device.close()
+
+
 def test_a_norm_quantises_for_the_linear_behind_it(sides: Opener) -> None:
     both = sides("qwen3", quant="Q8_0")
     both.run([(0, 0, TOKENS[:2])])
@@ -234,11 +287,16 @@ def test_tables_go_up_where_they_changed(sides: Opener) -> None:
         before = both.device.uploaded
         both.run([(0, at, TOKENS[at : at + 1])])
         costs.append(both.device.uploaded - before)
-    assert costs[0] - costs[1] == LANES * 4 * 64 and costs[1] == costs[2]
+    assert costs[0] - costs[1] == 4 and costs[1] == costs[2], "the one page that the row can read"
     both.tables[0, 0, 1], both.tables[0, 1, 0] = both.tables[0, 1, 0], both.tables[0, 0, 1]
-    before = both.device.uploaded
-    assert worst(both.run([(0, 3, TOKENS[3:20])])) < TOLERANCE
-    assert both.device.uploaded - before == costs[1] + 2 * 4 * 64, "of lanes 0 and 1"
+    for pieces, ints in (
+        ([(0, 3, TOKENS[3:19])], 2),
+        ([(0, 19, TOKENS[19:20]), (1, 0, TOKENS[:1])], 2),
+        ([(0, 20, TOKENS[20:21]), (1, 1, TOKENS[1:2])], 0),
+    ):
+        before = both.device.uploaded
+        assert worst(both.run(pieces)) < TOLERANCE
+        assert both.device.uploaded - before == costs[1] + 4 * ints, "both pages of lane 0; of lane 1; none"
 
 
 def test_no_batch_needs_memory(sides: Opener) -> None:

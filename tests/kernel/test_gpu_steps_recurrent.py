@@ -129,7 +129,7 @@ class Layers:
         for op in OPS:
             run(recurrent.launches(op, self.book, shape), vendor, warp, backwards=backwards)
         self.lanes.forget()
-        if shape.held:
+        if (batch.hold >= 0).any():
             self.lanes.note(batch.hold, batch.states, batch.lanes, batch.positions)
         want = self.oracle.run_from(batch, {name: each.astype(np.float64) for name, each in given.items()})
         for op in OPS:

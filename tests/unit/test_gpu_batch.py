@@ -29,6 +29,10 @@ class Card:
     def __init__(self, nbytes: int) -> None:
         self.memory = np.zeros(nbytes, np.uint8)
         self.uploads: list[tuple[int, int]] = []
+        self.waits = 0
+
+    def wait(self) -> None:
+        self.waits += 1
 
     def pinned(self, nbytes: int, line: str) -> Pinned:
         return Pinned(nbytes)
@@ -66,7 +70,7 @@ def batch_of(*pieces: tuple[int, int, int], groups: int = 2, states: bool = Fals
 
 def write(sent: Sent, batch: Batch, states: bool = False):
     runs = runs_of(batch.lanes, batch.positions)
-    return sent.block.write(batch, runs, batch.logit_rows, states=states, held=False)
+    return sent.block.write(batch, runs, batch.logit_rows, states=states)
 
 
 def test_arrays_do_not_touch_and_the_head_comes_first() -> None:
@@ -123,12 +127,12 @@ def test_equal_shapes_for_equal_work_and_other_ones_for_other() -> None:
 
 def test_the_head_goes_up_each_time_and_tables_where_they_changed() -> None:
     sent = Sent()
-    batch = batch_of((0, 0, 3))
+    batch = batch_of((0, 0, 3), (4, 511, 1))
     write(sent, batch)
     assert sent.card.uploads[0] == (0, 4 * sent.layout.head) and len(sent.card.uploads) == 3
     assert np.array_equal(sent.there("tables 1").reshape(5, 32), batch.tables[1])
-    assert sent.there("tokens")[:3].tolist() == [7, 8, 9]
-    assert sent.there("slots 1")[:3].tolist() == [3, 4, 5]
+    assert sent.there("tokens")[:4].tolist() == [7, 8, 9, 518]
+    assert sent.there("slots 1")[:4].tolist() == [4, 5, 6, 7]
     sent.card.uploads.clear()
     batch.tables[1, 2, 7] = batch.tables[1, 3, 9] = 1
     write(sent, batch)
@@ -137,9 +141,54 @@ def test_the_head_goes_up_each_time_and_tables_where_they_changed() -> None:
     assert np.array_equal(sent.there("tables 1").reshape(5, 32), batch.tables[1])
 
 
+def test_of_tables_goes_up_what_rows_can_read_and_the_rest_when_they_can() -> None:
+    sent = Sent()
+    batch = batch_of((1, 30, 4), (3, 5, 1))
+    head, at = (0, 4 * sent.layout.head), 4 * sent.layout.at["tables 0"]
+    write(sent, batch)
+    assert sent.card.uploads[:2] == [head, (at + 4 * 32, 4 * (2 * 32 + 3))]
+    there = sent.there("tables 0").reshape(5, 32)
+    assert np.array_equal(there[1:4, :3], batch.tables[0, 1:4, :3]) and not there[[0, 4]].any()
+    assert not there[3, 3:].any(), "no row is so far"
+    sent.card.uploads.clear()
+    batch.tables[:, 1, 3] = batch.tables[:, 0, 0] = batch.tables[:, 4, 0] = 9
+    write(sent, batch)
+    assert sent.card.uploads == [head], "of what changed no row reads anything"
+    batch.positions[:4] += 15
+    write(sent, batch)
+    assert np.array_equal(sent.there("tables 0").reshape(5, 32)[1:4, :4], batch.tables[0, 1:4, :4])
+
+
+def test_what_the_stream_may_be_reading_is_waited_for_before_it_is_written_again() -> None:
+    sent, batch = Sent(), batch_of((0, 0, 3))
+    accepts, pairs = np.zeros((1, 4), np.int32), np.zeros((1, 2), np.int32)
+    write(sent, batch)
+    sent.block.write_accepts(accepts)
+    sent.block.write_pairs(pairs)
+    assert sent.card.waits == 0, "three places of their own"
+    sent.block.write_pairs(pairs)
+    assert sent.card.waits == 1, "and behind it none is being read"
+    sent.block.write_accepts(accepts)
+    write(sent, batch)
+    assert sent.card.waits == 1
+    write(sent, batch)
+    assert sent.card.waits == 2
+    sent.block.waited()
+    write(sent, batch)
+    assert sent.card.waits == 2
+
+
+def test_more_logits_than_rows_may_be_wanted() -> None:
+    sent = Sent(limits=Limits(3, 8, 2, 32))
+    batch = batch_of((0, 0, 3))
+    batch.tables, batch.logit_rows = batch.tables[:, :2], np.array([0, 1, 2, 0, 1, 2, 0, 1], np.int32)
+    assert write(sent, batch).logit_rows == 8
+    assert sent.there("logit_rows").tolist() == batch.logit_rows.tolist()
+
+
 def test_shorter_tables_lie_in_the_lines_of_the_longest() -> None:
     sent = Sent()
-    batch = batch_of((0, 0, 3))
+    batch = batch_of((0, 60, 1), (2, 0, 2))
     batch.tables = np.ascontiguousarray(batch.tables[:, :3, :4])
     write(sent, batch)
     assert sent.there("tables 0").reshape(5, 32)[:3, :4].tolist() == batch.tables[0].tolist()

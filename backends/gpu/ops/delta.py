@@ -129,31 +129,32 @@ class LaneRuns:
 def lane_runs(batch: Batch, lanes: int, chunk_least: int = CHUNK_LEAST) -> LaneRuns:
     """`chunk_least`: lanes with so many rows go by chunks, `CHUNKED_LANES` of them, unless they are held; 0: none
     does."""
-    runs = np.zeros((lanes, RUN_FIELDS), np.int32)
-    runs[:, 3:5] = -1
+    runs = [(0, 0, 0, -1, -1, 0, 0, 0)] * lanes
     chunks: list[tuple[int, int, int, int]] = []
-    edges = np.flatnonzero(np.diff(batch.lanes, prepend=-1, append=-1))
-    single, spans = 0, list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
-    chunked = _chunked(batch, spans, chunk_least)
+    starts = [0, *(np.flatnonzero(batch.lanes[1:] != batch.lanes[:-1]) + 1).tolist()]
+    spans = list(zip(starts, [*starts[1:], len(batch.lanes)], strict=True))
+    single, chunked = 0, _chunked(batch, spans, chunk_least)
     for first, end in spans:
         lane, position, rows = int(batch.lanes[first]), int(batch.positions[first]), end - first
         slot = int(batch.states[lane]) if len(batch.states) else 0
         place = int(batch.hold[lane]) if len(batch.hold) else -1
         by_chunks = first in chunked
-        runs[lane, :6] = first, rows, slot, place, len(chunks) if by_chunks else -1, position
+        runs[lane] = first, rows, slot, place, len(chunks) if by_chunks else -1, position, 0, 0
         if by_chunks:
             cuts = [0, *range(CHUNK - position % CHUNK, rows, CHUNK), rows]
             chunks += [(lane, first + a, b - a, 0) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
         else:
             single = max(single, rows)
-    return LaneRuns(runs, np.array(chunks, np.int32).reshape(-1, 4), single)
+    table = np.array(runs, np.int32).reshape(lanes, RUN_FIELDS)
+    return LaneRuns(table, np.array(chunks, np.int32).reshape(-1, 4), single)
 
 
 def _chunked(batch: Batch, spans: Sequence[tuple[int, int]], least: int) -> set[int]:
     """First rows of the lanes that go by chunks."""
-    held = batch.hold[batch.lanes] >= 0 if len(batch.hold) else np.zeros(len(batch.lanes), bool)
-    long = [(end - first, first) for first, end in spans if 0 < least <= end - first and not held[first]]
-    return {first for _, first in sorted(long, key=lambda each: -each[0])[:CHUNKED_LANES]}
+    held = {int(lane) for lane in np.flatnonzero(batch.hold >= 0)}
+    long = [(end - first, first) for first, end in spans if 0 < least <= end - first]
+    free = [each for each in long if int(batch.lanes[each[1]]) not in held]
+    return {first for _, first in sorted(free, key=lambda each: -each[0])[:CHUNKED_LANES]}
 
 
 def most_chunks(rows: int, lanes: int) -> int:

@@ -52,7 +52,6 @@ class BatchShape:
     few, many     (tiles, rows of the longest) for the forms of attention: lanes with few rows, a tile each, and
                   tiles of lanes with many
     runs          (chunks, rows of the longest lane that goes row by row): of lanes with states (ops.delta.LaneRuns)
-    held          whether any lane's states are held
     """
 
     rows: int
@@ -62,7 +61,6 @@ class BatchShape:
     many: tuple[int, int] = (0, 0)
     chunks: int = 0
     single: int = 0
-    held: bool = False
 
     @property
     def empty(self) -> bool:
