@@ -46,25 +46,17 @@ def context_bytes(device: Device) -> int:
 def programs(job: Job, option: Option, rank: int, before: Share | None, after: Share | None) -> tuple[Program, ...]:
     """What a rank runs in each layout that serves: shares of the pipeline and of the tensor layout."""
     shape, ranks, last = job.shape, len(option.ranks), rank == len(option.ranks) - 1
-    common = Program(
-        frozenset(),
-        shape.hidden,
-        job.rows,
-        job.logit_rows,
-        job.running,
-        job.decode_rows if job.drafts else 0,
-        job.context,
-        1 + len(shape.windows),
-        ranks,
-    )
+    held, groups = job.decode_rows if job.drafts else 0, 1 + len(shape.windows)
+    limits = shape.hidden, job.rows, job.logit_rows, job.running, held, job.context, groups, ranks
     found = []
     if before is not None:
-        head = shape.vocab if last else 0
-        own = replace(common, parts=before.parts, logits=head, gives=head, joined=before.joined if last else 0)
-        found.append(replace(own, drafts=ranks == 1 and bool(own.joined)))
+        head, joined = (shape.vocab, before.joined) if last else (0, 0)
+        found.append(Program(before.parts, *limits, head, 0, head, joined, ranks == 1 and joined > 0))
     if after is not None:
-        own = replace(common, parts=after.parts, logits=after.vocabulary, gives=shape.vocab, joined=after.joined)
-        found.append(replace(own, gathers=shape.vocab if last else 0, drafts=bool(own.joined)))
+        every = shape.vocab if last else 0
+        found.append(
+            Program(after.parts, *limits, after.vocabulary, every, shape.vocab, after.joined, after.joined > 0)
+        )
     return tuple(found)
 
 
@@ -117,7 +109,7 @@ def packed(job: Job, option: Option, share: Share | None) -> Share | None:
         return share
     layers, granule = len(job.layers) + len(job.drafting), POOL_GRANULE if option.flips else 0
     slots = job.running + job.checkpoints
-    padding = WINDOW_PADDING * sum(bool(layer.conv_elements) for layer in (*job.layers, *job.drafting))
+    padding = WINDOW_PADDING * job.recurrent_layers
     return replace(
         share,
         weights=share.weights * (1 + PLANES_PART) + PLANES_OF_LAYER * layers,

@@ -107,6 +107,7 @@ def whole(work: LayerWork) -> Part:
     return Part(work, *sizes)
 
 
+@lru_cache(maxsize=4096)
 def share(work: LayerWork, mixer: float, ffn: float, shared: float, kv: float) -> Part:
     """Of the tensor layout, from a rank's shares of the heads, of the columns or experts, of a shared expert's columns
     and of the KV heads (0: all ranks have them all)."""
@@ -133,6 +134,7 @@ def workspace(program: Program) -> tuple[Growth, ...]:
     return (Growth(fixed), tables, *_attention(program))
 
 
+@lru_cache(maxsize=4096)
 def staging(program: Program) -> tuple[Growth, ...]:
     """Pinned memory of the host that batches and logits pass through."""
     head, tables = _block(program)
@@ -339,7 +341,7 @@ def _of_parts(kinds: list[tuple[int, int]], context: int) -> Growth:
 def _block(program: Program) -> tuple[int, Growth]:
     """A batch's arrays of whole numbers: those of rows and lanes, and the tables of pages (backends/gpu/batch.py)."""
     rows, lanes = max(program.rows, program.lanes), program.lanes
-    sizes = [rows] * (5 + program.groups) + [2 * max(1, lanes), 2 * rows, 8 * lanes]
+    sizes = [rows] * (4 + program.groups) + [max(rows, program.logit_rows), 2 * max(1, lanes), 2 * rows, 8 * lanes]
     sizes += [4 * _most_chunks(rows, lanes), 4 * lanes, 2 * PAIRS]
     head = sum(padded(max(1, size), 64) for size in sizes) * INT_BYTES
     each = lanes * INT_BYTES

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from budget import host_lines
-from budget.card_work import Part
+from budget.card_work import Part, whole
 from budget.facts import KV_BITS, MIB, KvShape, LayerShape, ModelShape
+from budget.ledger import Term
 from budget.wish import DEFAULT_DRAFTS, DEFAULT_RUNNING, Wish, window_slots
 
 LOGPROB_ROWS = 32
@@ -94,6 +95,8 @@ class Job:
     running: int
     memo: dict[tuple[object, ...], tuple[Share, ...]] = field(default_factory=dict, compare=False, repr=False)
     """Shares that were computed: many options look at the same cut."""
+    standing: dict[tuple[object, ...], list[Term]] = field(default_factory=dict, compare=False, repr=False)
+    """What a rank on a card holds whatever the cut, by where and in which layouts."""
     workspaces: dict[tuple[int, int, bool, bool, int], tuple[int, float]] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -122,6 +125,19 @@ class Job:
         """Each different layer, whether it drafts, and how many there are of it."""
         counts = Counter((layer, False) for layer in self.layers) + Counter((layer, True) for layer in self.drafting)
         return tuple((layer, drafting, times) for (layer, drafting), times in counts.items())
+
+    @cached_property
+    def recurrent_layers(self) -> int:
+        """Layers that keep something of a request beside rows."""
+        return sum(bool(layer.conv_elements) for layer in (*self.layers, *self.drafting))
+
+    @cached_property
+    def kinds(self) -> tuple[tuple[Part, ...], tuple[int, ...]]:
+        """The different parts that layers are, as a whole, and which of them each layer is, the drafting block's
+        behind the trunk's."""
+        every = [whole(layer.work) for layer in (*self.layers, *self.drafting)]
+        found = {part: at for at, part in enumerate(dict.fromkeys(every))}
+        return tuple(found), tuple(found[part] for part in every)
 
     @cached_property
     def weights_per_byte(self) -> float:

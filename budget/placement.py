@@ -124,8 +124,10 @@ def _stack(job: Job, option: Option, part: range, *, first: bool, last: bool) ->
     kv_row, windows = job.rows_of(kept, on_cpu=like_cpu(job, option))
     padding = 0 if like_cpu(job, option) else PAGE * (kv_row + sum(rows.row for rows in windows))
     states = state * job.running
-    parts = Counter(card_work.whole(layer.work) for layer in kept)
+    parts, of_layer = job.kinds
+    kinds = [of_layer[index] for index in (*part, *(range(len(job.layers), len(of_layer)) if last else ()))]
     columns = job.shape.hidden if last and job.drafting else 0
+    counts = [(parts[kind], count) for kind, count in Counter(kinds).items()] if columns else []
     return Share(
         weights,
         kv_row=kv_row,
@@ -134,9 +136,9 @@ def _stack(job: Job, option: Option, part: range, *, first: bool, last: bool) ->
         state=states,
         read=read,
         held=held,
-        parts=frozenset(parts),
+        parts=frozenset(parts[kind] for kind in set(kinds)),
         joined=2 * columns,
-        kept=card_work.kept(parts.items(), columns, job.decode_rows) if columns else 0,
+        kept=card_work.kept(counts, columns, job.decode_rows) if columns else 0,
     )
 
 

@@ -97,9 +97,14 @@ def _of_card(
 def standing(job: Job, option: Option, device: Device) -> Callable[[int | None], float]:
     """What a rank holds at its worst moment whatever the cut, all but weights, rows and states: with a pool of so many
     tokens, or (None) with as many as there may be."""
-    like_ours = device.kind != "cpu" and job.wish.like_cpu
-    shares = any_shares(job, option) if like_ours else (None, None)
-    found = list(_standing(job, option, device, option.ranks.index(device.index), *shares))
+    rank = option.ranks.index(device.index)
+    if device.kind != "cpu" and job.wish.like_cpu:
+        key = len(option.ranks), option.layouts, device.index, rank
+        if key not in job.standing:
+            job.standing[key] = list(_standing(job, option, device, rank, *any_shares(job, option)))
+        found = job.standing[key]
+    else:
+        found = list(_standing(job, option, device, rank, None))
 
     def held(tokens: int | None) -> float:
         sizes = [(term.most if tokens is None else term.exact(tokens), term.held) for term in found]

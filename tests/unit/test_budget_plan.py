@@ -341,7 +341,9 @@ def test_more_memory_on_a_card_never_means_a_smaller_context(size: int, more: in
 def test_more_host_memory_never_means_a_smaller_context(size: int, more: int, name: str) -> None:
     small, large = (planned(box(ram_mib=mib), shape(name)) for mib in (size, size + more))
     if isinstance(small, Plan):
-        assert isinstance(large, Plan) and large.context >= small.context
+        assert isinstance(large, Plan)
+        # A drafting block is left out only where nothing fits with it.
+        assert large.context >= small.context or large.drafts > small.drafts == 0
 
 
 # ------------------------------------------------------------------------------------------------ advice and nearest
