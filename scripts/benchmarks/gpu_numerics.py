@@ -161,6 +161,7 @@ class OnCard:
             places.put(staging.bytes, memory.address)
             card.upload(memory.address, staging.address, places.nbytes)
             card.launch([places.turned(launch, memory.address) for launch in case.launches])
+            card.wait()  # what was uploaded may change only behind it
             card.download(staging.address, memory.address, places.nbytes)
             card.wait()
             places.take(staging.bytes)
