@@ -2,7 +2,7 @@
 
     run(batch)     check ─▶ fill the block, upload ─▶ segments, with exchanges between them ─▶ logits come down ─▶ wait
     draft(batch)   the same with the ops behind the mark `DraftStep`
-    accept(kept)   launches that make held rows part of the states
+    accept(kept)   launches that make held rows part of the states, recorded for each number of lanes
 
 Batches of one shape have the same launches. The first of a shape are launched one by one, as they are made: the card
 computes the first layers while the last are put together. When the shape comes again each of its segments is recorded,
@@ -120,6 +120,8 @@ class GpuProgram:
         self._own_pools: GpuPools | None = None
         self._block: Block | None = None
         self._shapes: Shapes | None = None
+        self._accepts: dict[int, Recording] = {}
+        """By the lanes that are accepted together, of which there are no more than the limit."""
         try:
             self._place(weights, progress, parts, placed)
         except BaseException:
@@ -189,7 +191,7 @@ class GpuProgram:
         if not lanes or not self._plan.states.layers:
             return
         self._filled_block.write_accepts(held.accepts_of(lanes))
-        self._device.launch(held.accepts(self._plan.ops, self._places, len(lanes)))
+        self._device.replay(self._accepting(len(lanes)))
 
     def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy state slots (source, target) of all layers, in this order. Raises ValueError for a slot that there is
@@ -226,6 +228,9 @@ class GpuProgram:
             with suppress(DeviceLost):  # whose memory is gone, and who is told of it by every other call
                 self._device.wait()
             self._shapes.close()
+        for recording in self._accepts.values():
+            recording.close()
+        self._accepts.clear()
         if self._block is not None:
             self._block.close()
         self._shapes, self._block = None, None
@@ -285,6 +290,12 @@ class GpuProgram:
             self._device.download(self._logits.address, place.at, nbytes)
         self._settle()
         return self._logits.bytes[:nbytes].view(np.float32).reshape(rows, place.stride)[:, : output.width]
+
+    def _accepting(self, count: int) -> Recording:
+        """What `count` lanes take: a launch for each layer, at every round of drafts."""
+        if count not in self._accepts:
+            self._accepts[count] = self._device.record(held.accepts(self._plan.ops, self._places, count))
+        return self._accepts[count]
 
     def _settle(self) -> None:
         """Wait until the stream has nothing left to do: then the block may be written again."""

@@ -123,9 +123,10 @@ def test_what_cannot_be_accepted_is_refused_before_anything_is_written(both: Sid
         with pytest.raises(ValueError, match=said):
             both.program.accept(kept)
     assert dict(both.device.counts) == launched
-    waits = both.device.waits
+    waits, replays = both.device.waits, both.device.replays
     both.program.accept([(0, 3)])
     assert both.device.waits == waits, "whatever comes next is behind it on the stream"
+    assert both.device.replays == replays + 1, "one call of the driver for all layers"
     with pytest.raises(ValueError, match="not held"):
         both.program.accept([(0, 1)])
 
