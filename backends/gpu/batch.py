@@ -268,7 +268,8 @@ class Block:
         for name, values in (("tokens", batch.tokens), ("positions", batch.positions), ("lanes", batch.lanes)):
             self._array(name)[:rows] = values
         self._array("logit_rows")[: len(logit_rows)] = logit_rows
-        self._array("chain")[: len(batch.chain)] = batch.chain
+        chain = batch.chain[:rows]  # checked where ops look at it; nobody else has to have one of any length
+        self._array("chain")[: len(chain)] = chain
         for group in range(self._layout.groups):
             self._array(f"slots {group}")[:rows] = batch.slots[group]
         few, many = self._tiles(runs)

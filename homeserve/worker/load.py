@@ -85,10 +85,11 @@ class Loaded:
     """What is not as it was asked for, and was not told yet. Other threads add to it."""
 
     def close(self) -> None:
-        """Give the device back."""
-        for held in (self.flip, self.layouts, self.collective, self.backend):
-            if held is not None:
-                held.close()
+        """Give the device back: each of them, whatever becomes of the one before."""
+        with ExitStack() as closing:
+            for held in (self.backend, self.collective, self.layouts, self.flip):
+                if held is not None:
+                    closing.callback(held.close)
 
 
 @dataclass(frozen=True)

@@ -178,6 +178,13 @@ def test_what_the_stream_may_be_reading_is_waited_for_before_it_is_written_again
     assert sent.card.waits == 2
 
 
+def test_a_chain_that_no_op_looks_at_may_have_any_length() -> None:
+    sent, batch = Sent(), batch_of((0, 0, 3))
+    batch.chain = np.arange(2 * LIMITS.rows, dtype=np.int32)
+    write(sent, batch)
+    assert sent.there("chain")[:4].tolist() == [0, 1, 2, 0]
+
+
 def test_more_logits_than_rows_may_be_wanted() -> None:
     sent = Sent(limits=Limits(3, 8, 2, 32))
     batch = batch_of((0, 0, 3))

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import logging
+from typing import Any, cast
 
 import pytest
 
-from backends.gpu.errors import CardMissing, CompileFailed, CompilerMissing, DriverTooOld, GpuError, OutOfDeviceMemory
+from backends.gpu.errors import (
+    CardMissing,
+    CompileFailed,
+    CompilerMissing,
+    DriverError,
+    DriverTooOld,
+    GpuError,
+    OutOfDeviceMemory,
+)
 from homeserve.errors import BudgetError, DeviceError
 from homeserve.wire.codec import decode, encode
 from homeserve.wire.records import Boot, Result
 from homeserve.wire.refusal import error_of, refused
 from homeserve.worker.cards import LOG_LINES, told
+from homeserve.worker.load import Loaded
 
 BOOT = Boot(1, 2, 3, 256, 7, 256, "cuda", 0, 1, (), device="GPU-1", device_name="NVIDIA GeForce RTX 3090")
 
@@ -48,3 +58,24 @@ def test_a_compilers_log_is_in_the_log_whole_and_in_the_error_at_its_beginning(
         made = told(BOOT, CompileFailed("NVRTC could not compile norm.cu", log="\n".join(lines), fix="report this"))
     assert [record.getMessage() for record in caplog.records] == lines
     assert made.message.splitlines()[1:] == lines[:LOG_LINES]
+
+
+def test_what_cannot_be_given_back_keeps_nothing_else_from_it() -> None:
+    order: list[str] = []
+
+    class Part:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def close(self) -> None:
+            order.append(self.name)
+            if self.name == "layouts":
+                raise DriverError("an address that is not mapped", fix="report this")
+
+    backend, collective, layouts, flip = (
+        cast(Any, Part(name)) for name in ("backend", "collective", "layouts", "flip")
+    )
+    loaded = Loaded(backend, collective, layouts, {}, cast(Any, None), 16, cast(Any, None), flip)
+    with pytest.raises(DriverError):
+        loaded.close()
+    assert order == ["flip", "layouts", "collective", "backend"]
