@@ -94,12 +94,18 @@ def pinned(job: Job, option: Option, cpu: int, shares: Sequence[tuple[Share | No
     """On the host, of ranks with these shares of either layout; none of either: it is no card."""
     every = [programs(job, option, rank, *own) for rank, own in enumerate(shares)]
     exchanged = card_work.exchange(program for own in every for program in own)
-    for own in filter(None, every):
+    for own, (before, after) in zip(every, shares, strict=True):
+        if not own:
+            continue
         for program in own:
             yield from _grown(cpu, host_lines.STAGING, card_work.staging(program), "pinned: batches, and logits")
         if exchanged:
             yield Term(cpu, host_lines.EXCHANGE, exchanged, ALWAYS, "computed", "pinned: rows to other ranks")
         yield _passing(cpu, 2 * STAGING_BYTES, flips=option.flips)
+        before, after = packed(job, option, before), packed(job, option, after)
+        if job.wish.image_spill and before is not None and after is not None:
+            arena = max(before.weights, after.weights + after.kv_copies)
+            yield Term(cpu, host_lines.IMAGE, arena, ALWAYS, "computed", "of the next layout; the other one is on disk")
 
 
 def packed(job: Job, option: Option, share: Share | None) -> Share | None:

@@ -228,6 +228,7 @@ class LayerShape:
     held_elements    floats that are kept of each row whose input is a draft, until it is known whether it counts
     table_bytes      its own columns of a table of inputs by token, and their projection
     table_copies     of these, the projection, which every rank of a tensor layout has
+    made_bytes       what ranks that flip make for themselves of it: no copy of the file has it as it is used
     shared_bytes     of ffn_bytes, the matrices of a shared expert, which are cut by columns of their own
     work             what it computes, in numbers of heads and columns
     """
@@ -248,6 +249,7 @@ class LayerShape:
     held_elements: int = 0
     table_bytes: int = 0
     table_copies: int = 0
+    made_bytes: int = 0
     shared_bytes: int = 0
     work: LayerWork = LayerWork()
 

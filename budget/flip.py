@@ -161,7 +161,7 @@ def _home(trial: Trial, unified: bool) -> str:
         return "unified"
     if trial.option.name == RESIDENT:
         return "resident"
-    return "images" if trial.job.wish.image_spill and trial.option.shares_device else "copy"
+    return "images" if trial.job.wish.image_spill and like_cpu(trial.job, trial.option) else "copy"
 
 
 def _page_bytes(trial: Trial) -> tuple[int, ...]:

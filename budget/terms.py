@@ -47,6 +47,8 @@ STAGING_BYTES = 64 * MIB
 FLIP_BUFFER_BYTES = 64 * MIB
 TRANSIT_BYTES = 1024 * MIB
 """Host memory for what moves at a flip: the live set is bounded to it, older cached pages are dropped first."""
+_COPY_OF_LAYER = 8 << 10
+"""Bytes of a layer between its tensors in the copy."""
 SERVING = (PIPELINE, TENSOR, FLIP)
 """Transit memory is kept from the first flip on: to have it anew costs eight times the copy that goes through it."""
 TRANSIT_ALIGN = 64
@@ -344,16 +346,27 @@ def _host(job: Job, option: Option, ceilings: Ceilings) -> Iterable[Term]:
     if option.shares_device and option.flips and not job.wish.unified:
         yield from _of_flip(job, option, cpu)
     elif option.flips and not option.shares_device:
-        if not option.resident:
-            size = sum(layer.bytes for layer in (*job.layers, *job.drafting)) + job.head_bytes + job.drafting_bytes
-            size += job.embedding_bytes if alike and not job.shape.tied else 0
-            name = host_lines.WEIGHTS_COPY if alike else "weight image"
-            yield Term(cpu, name, size, ALWAYS, "computed", "pinned: either layout is filled from it")
+        if not option.resident and not (alike and job.wish.image_spill):
+            yield from _copy(job, cpu, alike=alike)
         moving = TRANSIT_BYTES + job.state_bytes * job.running
         yield Term(cpu, host_lines.TRANSIT, moving, ALWAYS, "reserve", "pinned: live rows and states on their way")
     if job.checkpoints and not alike:
         kept, note = job.checkpoints * job.state_bytes, f"{job.checkpoints}, of the prefix cache"
         yield Term(cpu, "state checkpoints", kept, ALWAYS, "computed", note)
+
+
+def _copy(job: Job, cpu: int, *, alike: bool) -> Iterable[Term]:
+    """The model once more, from which cards are filled, each tensor at a multiple of 256 bytes; and what each rank has
+    made for itself, in either layout."""
+    layers = (*job.layers, *job.drafting)
+    size = sum(layer.bytes for layer in layers) + job.head_bytes + job.drafting_bytes
+    if not alike:
+        yield Term(cpu, "weight image", size, ALWAYS, "computed", "pinned: either layout is filled from it")
+        return
+    size += (0 if job.shape.tied else job.embedding_bytes) + job.shape.other_bytes + _COPY_OF_LAYER * len(layers)
+    yield Term(cpu, host_lines.WEIGHTS_COPY, size, ALWAYS, "computed", "pinned: either layout is filled from it")
+    if made := sum(layer.made_bytes for layer in layers):
+        yield Term(cpu, host_lines.SIDE, 2 * made, ALWAYS, "computed", "parts that no copy has as they are used")
 
 
 def _of_flip(job: Job, option: Option, cpu: int) -> Iterable[Term]:

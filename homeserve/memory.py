@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from budget.corridor import Breach
 from budget.facts import MIB
 from budget.flip import COMMIT, PREPARE
-from budget.host_lines import EXCHANGE, KV, STAGING, STATE, WEIGHTS, WEIGHTS_COPY, WORKER_PROCESSES, of_rank
+from budget.host_lines import EXCHANGE, KV, SIDE, STAGING, STATE, WEIGHTS, WEIGHTS_COPY, WORKER_PROCESSES, of_rank
 from budget.ledger import PIPELINE, TENSOR
 from homeserve.corridor import CorridorSampler, FlipStep, HostFree, words
 from homeserve.layouts.ranks import UNIFIED
@@ -38,7 +38,7 @@ _TOGETHER = (WEIGHTS, KV, STATE)
 """Lines that ranks of one memory hold together; a copy of the weights is held together in any case."""
 _COUNTED_AS = {"weights arena": WEIGHTS, "communicators": "mailboxes"}
 """Lines of the plan that a rank on a card calls otherwise."""
-_PINNED = (STAGING, EXCHANGE)
+_PINNED = (STAGING, EXCHANGE, SIDE)
 """Lines of the host that a rank on a card counts."""
 _DRAINING, _CHANGING = "draining", ("committing", "checking")
 """Steps of a flip (`engine.flip.FlipState`): before anything is packed, and from where the other layout's pools are."""

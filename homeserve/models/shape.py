@@ -135,6 +135,7 @@ def _layer(stages: Sequence[Stage], present: Mapping[str, TensorView], tables: S
     return LayerShape(
         mixer_bytes=_bytes(inner.values()) - ffn - routed,
         ffn_bytes=ffn,
+        made_bytes=_bytes(view for role, view in inner.items() if role.endswith(_MADE)),
         shared_bytes=_bytes(view for role, view in inner.items() if role in _OF_SHARED),
         expert_bytes=routed,
         used_experts=used_experts,
@@ -179,6 +180,8 @@ _DRAFT_TABLES = ("nextn.embed_tokens", "nextn.shared_head_head")
 """A drafting block's own embedding and head, where it has them."""
 _FEED_FORWARD = ("ffn_", "exp_probs")
 """Beginnings of the roles of a feed-forward."""
+_MADE = ("_exps.bias", "ssm_ba")
+"""Ends of the roles of tensors that are put together anew for a rank (`TensorSource.take_flat`, `take_reordered`)."""
 _OF_SHARED = ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
 _ALONE = (1,)
 """The weight vector of one rank: it has all units."""

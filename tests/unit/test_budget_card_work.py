@@ -14,9 +14,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import hollow_models
 
-from backends.base import NO_STATES, Limits, StatePool, TensorView
+from backends.base import NO_STATES, Limits, StatePool, TensorView, WeightHome
 from backends.gpu import batch
 from backends.gpu.arch import arch
+from backends.gpu.copies import Directory
 from backends.gpu.device import CardFacts
 from backends.gpu.ops import attention as ops
 from backends.gpu.ops import delta
@@ -261,6 +262,27 @@ def test_cards_of_two_layouts_have_buffers_for_both_and_one_arena(name: str) -> 
     loading = foreseen(job, Option("cards", (0, 1), (PIPELINE,)), pipeline, ())
     assert loading[0, "load staging"] == 8 << 20 and loading[3, "load staging"] == 2 * 2 * (8 << 20)
     assert STAGING_BYTES == card_work.STAGING_BYTES
+
+
+@pytest.mark.parametrize("name", ["gpt-oss 20B", "qwen3.6 35B-A3B", "qwen3_next_mtp", "gemma3_text"])
+def test_the_copy_that_cards_are_filled_from_and_what_is_beside_it(name: str) -> None:
+    """Or images in its place, each as large as its rank's arena."""
+    job, vector = settle(model_of(name).shape, LOADS["usual"].wish()), (3, 2, 1)
+    option = Option("flip", (0, 1, 2), (PIPELINE, TENSOR))
+    pipeline, tensor, shares = divided(job, option, vector)
+    said = foreseen(job, option, pipeline, tensor)
+    whole, bounds = bound_of(name, job), [bound_of(name, job, own) for of in shares.values() for own in of]
+    home = WeightHome("copy", 0, 3, whole.ops, whole.weights)
+    directory = Directory(home, [(bound.ops, bound.weights) for bound in bounds])
+    beside = [placed.view for bound in bounds for placed in CardWeights(bound.ops, bound.weights).placed]
+    made = sum(view.nbytes for view in beside if directory.find(view) is None)
+    held_to(said[3, host_lines.WEIGHTS_COPY], directory.nbytes, "copy", 0.005)
+    held_to(said.get((3, host_lines.SIDE), 0), made, "side", beside=4096)
+    spilling = settle(job.shape, replace(job.wish, image_spill=True))
+    said = foreseen(spilling, option, pipeline, tensor)
+    assert (3, host_lines.WEIGHTS_COPY) not in said and (3, host_lines.SIDE) not in said
+    arenas = sum(said[rank, "weights arena"] + said.get((rank, host_lines.COPIES), 0) for rank in range(3))
+    assert said[3, host_lines.IMAGE] == pytest.approx(arenas)
 
 
 @pytest.mark.parametrize("name", ["gpt-oss 20B", "qwen3.6 27B"])
