@@ -1,4 +1,4 @@
-"""Calls of HIP that CUDA has in another form: the card of a thread, the arch's name, graphs."""
+"""Calls of HIP that CUDA has in another form: the card of a thread, the arch's name, code objects, graphs."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ _UNIQUE = re.compile(r"[0-9a-f]{16}")
 
 class RocmDriver(Driver):
     names = NAMES
+
+    def __init__(self, path: str | None, environ: Mapping[str, str]) -> None:
+        self._images: dict[int, bytes] = {}
+        super().__init__(path, environ)
 
     def _places(self, environ: Mapping[str, str]) -> Iterator[str]:
         """ROCm's own folder is seldom among the loader's; its wheels never are."""
@@ -67,6 +71,16 @@ class RocmDriver(Driver):
 
     def leave(self) -> None:
         """Nothing is held."""
+
+    def load(self, image: bytes) -> int:
+        """HIP does not copy a code object: it looks into this very memory as long as the module lives."""
+        module = super().load(image)
+        self._images[module] = image
+        return module
+
+    def unload(self, module: int) -> None:
+        super().unload(module)
+        del self._images[module]
 
     def allow_shared(self, function: int, nbytes: int) -> None:
         """All that a block can have may be asked for."""
