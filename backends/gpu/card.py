@@ -135,7 +135,7 @@ class CardRecording:
 
 
 class Card:
-    """`Device` of backends.gpu.device, and `StreamDevice` and `PeerDevice`."""
+    """`Device` of backends.gpu.device, and `StreamDevice`, `Timed` and `PeerDevice`."""
 
     def __init__(
         self, driver: Driver, facts: CardFacts, cache: Cache, compiler: Compiler | None, say: Callable[[str], None]
@@ -150,7 +150,6 @@ class Card:
         self._launched: Counter[str] = Counter()
         self._recordings: list[CardRecording] = []
         self._capture = True
-        self._hangs = False
         self._closed = False
 
     @property
@@ -185,11 +184,11 @@ class Card:
     def pinned(self, nbytes: int, line: str) -> Pinned:
         self.driver.enter()
         memory = anonymous(nbytes, line)
-        return Pinned(self._books, where(memory), nbytes, line, memory)
+        return Pinned(self._books, where(memory), nbytes, line, memory, self._stream)
 
     def pin(self, address: int, nbytes: int, line: str) -> Pinned:
         self.driver.enter()
-        return Pinned(self._books, address, nbytes, line, None)
+        return Pinned(self._books, address, nbytes, line, None, self._stream)
 
     def free_bytes(self) -> int:
         self.driver.enter()
@@ -262,6 +261,21 @@ class Card:
         self.driver.enter()
         self.driver.wait(self._stream)
 
+    def seconds(self, work: Callable[[], None]) -> float:
+        """Between two events of the driver, one ahead of the work and one behind it."""
+        self.driver.enter()
+        driver = self.driver
+        begin, end = driver.event(), driver.event()
+        try:
+            driver.record_event(begin, self._stream)
+            work()
+            driver.record_event(end, self._stream)
+            driver.wait_event(end)
+            return driver.elapsed_ms(begin, end) / 1e3
+        finally:
+            for event in (begin, end):
+                self._books.ending(lambda event=event: driver.end_event(event))  # type: ignore[misc]
+
     # ------------------------------------------------------------------- libraries on the stream, cards of other ranks
 
     @property
@@ -293,46 +307,53 @@ class Card:
         self.driver.ipc_close(address)
 
     def try_copy(self, target: int, source: int, nbytes: int, timeout_s: float) -> bool:
-        """A stream that hangs is left as it is, and then so is everything else of this card when it is closed: the
+        """A stream that hangs is left as it is, and from then on so is all memory of this card that is closed: the
         driver would wait for it. The end of the process gives it back."""
         self.wait()
         driver, stream = self.driver, self.driver.stream()
-        status = driver.calls["copy"](target, source, nbytes, stream)
-        if status:
-            raise driver.failed(status, "copy")
-        deadline = time.monotonic() + timeout_s
-        while not driver.is_done(stream):
-            if time.monotonic() > deadline:
-                self._hangs = True
-                return False
-            time.sleep(_NAP_S)
-        driver.end_stream(stream)
-        return True
+        try:
+            status = driver.calls["copy"](target, source, nbytes, stream)
+            if status:
+                raise driver.failed(status, "copy")
+            deadline = time.monotonic() + timeout_s
+            while not driver.is_done(stream):
+                if time.monotonic() > deadline:
+                    self._books.hangs = True
+                    return False
+                time.sleep(_NAP_S)
+            return True
+        finally:
+            if not self._books.hangs:
+                self._books.ending(lambda: driver.end_stream(stream))
 
     def close(self) -> None:
         """Waits for the stream, then gives everything back that was had: recordings, memory, kernels, the stream."""
         if self._closed:
             return
         self._closed = True
-        if self._hangs:
+        if self._books.hangs:
             self._say(f"{self.facts.told}: a copy on it never ended; the end of the process gives its memory back")
             return
         books, driver = self._books, self.driver
-        books.ending(driver.enter)
-        books.ending(lambda: driver.wait(self._stream))
-        for recording in self._recordings.copy():
-            recording.close()
-        books.close()
-        books.ending(self._store.close)
-        books.ending(lambda: driver.end_stream(self._stream))
-        driver.leave()
+        try:
+            books.ending(driver.enter)
+            books.ending(lambda: driver.wait(self._stream))
+            for recording in self._recordings.copy():
+                recording.close()
+            books.close()
+            books.ending(self._store.close)
+            books.ending(lambda: driver.end_stream(self._stream))
+        finally:
+            driver.leave()
 
     def forget(self, recording: CardRecording) -> None:
-        """A recording that is closed: its graph goes, its launches stay counted."""
+        """A recording that is closed: its graph goes, its launches stay counted. The stream is waited for: what becomes
+        of a graph that runs is another thing in each version of HIP."""
         self._recordings.remove(recording)
         self._launched.update(_counts(recording))
         if recording.graph:
             self._books.ending(self.driver.enter)
+            self._books.ending(lambda: self.driver.wait(self._stream))
             self._books.ending(lambda: self.driver.end_graph(recording.graph))
 
     def _ready(self, launches: Sequence[Launch]) -> tuple[_Prepared, ...]:

@@ -33,7 +33,7 @@ class CardMemory:
         books.enter(self)
 
     def close(self) -> None:
-        if self._books.strike(self):
+        if self._books.strike(self) and not self._books.hangs:
             self._books.ending(self._books.driver.enter)
             self._books.ending(lambda: self._end(self.address))
 
@@ -79,7 +79,7 @@ class Granules:
         self._backed = False
 
     def close(self) -> None:
-        if self._books.strike(self):
+        if self._books.strike(self) and not self._books.hangs:
             driver = self._books.driver
             self._books.ending(driver.enter)
             self._books.ending(self.release)
@@ -90,11 +90,14 @@ class Pinned:
     """`HostMemory` of backends.gpu.device. `owner`: the memory itself, which stays there as long as an array of it
     is in use; None where it is the caller's."""
 
-    def __init__(self, books: Books, address: int, nbytes: int, line: str, owner: mmap.mmap | None) -> None:
+    def __init__(
+        self, books: Books, address: int, nbytes: int, line: str, owner: mmap.mmap | None, stream: int
+    ) -> None:
         self.address = address
         self.nbytes = nbytes
         self.line = line
         self._books = books
+        self._stream = stream
         if address % PAGE:
             raise ValueError(f"{line}: memory to be pinned begins at {address:#x}, inside a page")
         try:
@@ -120,19 +123,31 @@ class Pinned:
         return self._bytes
 
     def close(self) -> None:
-        if self._books.unpin(self):
+        """Waits for the stream first, which no driver promises to do: it may read or write here still. The memory goes
+        after the pinning, never before: its addresses may be somebody else's then."""
+        if not self._books.unpin(self):
+            return
+        books, driver = self._books, self._books.driver
+        if books.hangs:
+            books.leave(self)
+            return
+        try:
+            books.ending(driver.enter)
+            books.ending(lambda: driver.wait(self._stream))
+            books.ending(lambda: driver.host_unregister(self.address))
+        finally:
             self._bytes = None
-            driver = self._books.driver
-            self._books.ending(driver.enter)
-            self._books.ending(lambda: driver.host_unregister(self.address))
 
 
 class Books:
-    """What a card has given out, and where pinned memory lies."""
+    """What a card has given out, and where pinned memory lies. `hangs`: something on the card never ends, and the
+    driver would wait for it whatever is given back: so nothing is, until the process ends."""
 
     def __init__(self, driver: Driver, card: str) -> None:
         self.driver = driver
         self.card = card
+        self.hangs = False
+        self._left: list[Pinned] = []
         self._given: list[CardMemory | Granules] = []
         self._begins: list[int] = []
         self._pinned: dict[int, Pinned] = {}
@@ -157,6 +172,10 @@ class Books:
         del self._pinned[memory.address]
         self._begins.remove(memory.address)
         return True
+
+    def leave(self, memory: Pinned) -> None:
+        """Keep memory that stays pinned: it must not go from under the card."""
+        self._left.append(memory)
 
     def refuse_unpinned(self, address: int, nbytes: int, what: str) -> None:
         """Raises ValueError for host memory that is not pinned as a whole."""
