@@ -29,6 +29,7 @@ from fake_cards import FakeCards, fake_cards
 
 from backends.acts import ActShape, make_memory
 from backends.gpu.transport.aperture import OTHERS_BYTES
+from backends.gpu.transport.nccl_library import Library, NcclError
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = ROOT / "tests" / "fakes" / "nccl.cpp"
@@ -267,10 +268,17 @@ def test_a_driver_that_says_no_is_believed_and_the_library_used(started: Start, 
         assert words in opened["why"] and "a sum by the library was right" in opened["why"]
 
 
+def test_a_transport_that_is_closed_takes_nothing_of_a_window(started: Start) -> None:
+    fleet = started(2, "nothing", window=OTHERS_BYTES + (2 << 20))
+    assert [opened["kind"] for opened in fleet.hear()] == ["peer", "peer"]
+    for rank in range(2):
+        assert fleet.said(rank) == [CLOSED | {"mapped": 0}]
+
+
 def test_mailboxes_that_do_not_fit_a_window_are_refused_with_the_arithmetic(started: Start) -> None:
     for opened in started(2, "nothing", window=OTHERS_BYTES + (512 << 10)).hear():
         assert (opened["kind"], opened["notes"]) == ("nccl", [])
-        assert "rank 0: 1 group x 0.62 MiB = 0.62 MiB of peer window against 0.50 MiB usable" in opened["why"]
+        assert "rank 0: 1 group x 2 MiB = 2 MiB of peer window against 0.50 MiB usable" in opened["why"]
 
 
 @pytest.mark.parametrize(
@@ -328,6 +336,19 @@ def test_a_choice_of_the_users_is_met_or_refused(
     for refused in started(2, "nothing", **by(asked), **options).hear():
         assert refused["refused"] == "TransportRefused"
         assert words in refused["words"]
+
+
+def test_a_group_of_which_a_call_fails_is_not_left_open(nccl: Path) -> None:
+    library = Library("nvidia", str(nccl / "libnccl.so.2"))
+    memory = os.memfd_create("communicator")  # as the fake makes it for an id, which stays open
+    os.truncate(memory, 64 << 20)
+    communicator = library.communicator(f"/proc/self/fd/{memory}".encode().ljust(128, b"\0"), 0, 1, PATIENCE_S)
+    os.close(memory)
+    with pytest.raises(NcclError, match="ncclSend failed: invalid argument"), communicator.group():
+        communicator.send(4096, 1, 0, 0)  # to itself
+    with pytest.raises(NcclError, match="ncclGroupEnd failed"):  # of none
+        library.call("ncclGroupEnd")
+    communicator.close()
 
 
 # ------------------------------------------------------------------------------------------------------- over a driver

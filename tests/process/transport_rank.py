@@ -283,7 +283,8 @@ def main(fd: str, shape: str, rank: str, job: str, words: str) -> None:
         return
     transport.close()
     card.close()
-    say(closed=True, held=device.held if isinstance(device, EmulatedDevice) else 0)
+    mapped = {"mapped": window.mapped_bytes} if window else {}
+    say(closed=True, held=device.held if isinstance(device, EmulatedDevice) else 0, **mapped)
     acts.close()
     if (
         transport.kind != "host" or "mailboxes" not in transport.memory_lines()

@@ -136,6 +136,7 @@ def test_places_in_a_mailbox_are_aligned_and_never_overlap(slot: int, message: i
     ends = [at + size for at, size in ordered]
     assert all(end <= at for end, (at, _) in zip(ends, ordered[1:], strict=False))
     assert max(ends) <= shape.total_bytes
+    assert shape.total_bytes % (2 * MIB) == 0, "a handle shows nothing but mailboxes"
 
 
 def test_a_trial_covers_a_slot_or_both_of_its_ends() -> None:

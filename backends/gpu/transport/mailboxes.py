@@ -9,8 +9,9 @@ that a slot was read: a rank that has met the others in exchange n + 1 has waite
 came with exchange n; so whoever writes for n + 2 has met those who are done with n. A message is taken behind a wait
 for the stream too, so one place more than there is credit for is enough.
 
-Memory of a card is opened by others through a handle. Theirs are closed before the own is given back, and where a trial
-never ended nothing is: the driver would wait for it.
+Memory of a card is opened by others through a handle. A driver puts small allocations together into blocks of 2 MiB,
+and a handle shows a block as a whole; so a mailbox is whole blocks, and peers see nothing else of this card. Theirs are
+closed before the own is given back, and where a trial never ended nothing is: the driver would wait for it.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from backends.gpu.device import Memory, PeerDevice
+from backends.gpu.transport.aperture import Apertures
 from backends.gpu.transport.base import MAILBOXES
 
 ALIGNED = 256
+BLOCK_BYTES = 2 << 20
+"""What a driver hands out of a card's memory at once: an allocation of whole ones shares none with others."""
 HALVES = 2
 
 
@@ -45,18 +49,22 @@ class MailboxShape:
     @property
     def total_bytes(self) -> int:
         routes = sum(depth + 1 for depth in self.depths if depth)
-        return max(self.slot_at(HALVES, 0) + routes * _aligned(self.message_bytes), ALIGNED)
+        nbytes = self.slot_at(HALVES, 0) + routes * _aligned(self.message_bytes)
+        return max(-(-nbytes // BLOCK_BYTES), 1) * BLOCK_BYTES
 
 
 class Mailboxes:
-    """The own one, and those of the peers as this card sees them. `shapes` of all ranks, in their order."""
+    """The own one, and those of the peers as this card sees them. `shapes` of all ranks, in their order. While they
+    are open, `apertures` has the own one: that is what peers map of this card."""
 
-    def __init__(self, device: PeerDevice, rank: int, shapes: Sequence[MailboxShape]) -> None:
+    def __init__(self, device: PeerDevice, rank: int, shapes: Sequence[MailboxShape], apertures: Apertures) -> None:
         """Raises OutOfDeviceMemory, DriverError."""
         self.shapes = tuple(shapes)
         self.rank = rank
         self._device = device
         self.abandoned = False
+        self._apertures = apertures
+        self._counted = False
         self._peers: dict[int, Memory] = {}
         size = self.own_bytes
         self._own = device.allocate(size, MAILBOXES, f"{size} bytes of mailboxes for {len(shapes)} ranks")
@@ -73,7 +81,9 @@ class Mailboxes:
         return self.shapes[self.rank].total_bytes
 
     def open(self, handles: Sequence[bytes]) -> None:
-        """Map the mailboxes of all others. Raises DriverError."""
+        """Map the mailboxes of all others. Raises DriverError, ValueError for what the window has no room for."""
+        self._apertures.add(self.own_bytes)
+        self._counted = True
         for rank, handle in enumerate(handles):
             if rank != self.rank:
                 self._peers[rank] = self._device.open(handle, self.shapes[rank].total_bytes)
@@ -98,8 +108,12 @@ class Mailboxes:
 
     def close(self) -> None:
         self.unmap()
-        if not self.abandoned:
-            self._own.close()
+        if self.abandoned:
+            return
+        self._own.close()
+        if self._counted:
+            self._apertures.remove(self.own_bytes)
+            self._counted = False
 
     def _base(self, owner: int) -> int:
         return self._own.address if owner == self.rank else self._peers[owner].address

@@ -138,13 +138,12 @@ class NcclTransport:
     def _exchange(self, sizes: Sequence[int], to: Sequence[int], wanted: bool) -> None:
         """This rank's block to the ranks `to`, and where they are wanted those of all others into their slots."""
         stream = self._device.stream
-        self._communicator.start()
-        for rank in to:
-            self._communicator.send(self._slot(self.rank), sizes[self.rank] // 4, rank, stream)
-        for rank in range(self.ranks):
-            if wanted and rank != self.rank and sizes[rank]:
-                self._communicator.receive(self._slot(rank), sizes[rank] // 4, rank, stream)
-        self._communicator.end()
+        with self._communicator.group():
+            for rank in to:
+                self._communicator.send(self._slot(self.rank), sizes[self.rank] // 4, rank, stream)
+            for rank in range(self.ranks):
+                if wanted and rank != self.rank and sizes[rank]:
+                    self._communicator.receive(self._slot(rank), sizes[rank] // 4, rank, stream)
 
     def _ask(self, stamp: Stamp, calls: Callable[[], None]) -> None:
         """What the library is asked for, until it is done."""

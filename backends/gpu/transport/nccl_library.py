@@ -19,6 +19,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from ctypes import POINTER, byref, c_char, c_int, c_size_t, c_uint, c_void_p
 from pathlib import Path
 
@@ -136,6 +137,10 @@ class Library:
     def call(self, name: str, *arguments: object) -> None:
         self._call(name, *arguments)
 
+    def end_group(self) -> None:
+        """Of a group of which a call failed: the status is that call's once more."""
+        self._library.ncclGroupEnd()
+
     def async_error(self, handle: int) -> int:
         """What a communicator is at: OK, IN_PROGRESS or an error."""
         found = c_int()
@@ -177,11 +182,16 @@ class Communicator:
         """The sum over all ranks, in place."""
         self._library.call("ncclAllReduce", at, at, count, FLOAT32, SUM, self._handle, stream)
 
-    def start(self) -> None:
-        """Sends and receives until `end` are one: none waits for another."""
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        """Sends and receives within are one: none waits for another. The group is the calling thread's, so it ends
+        whatever happens: all later calls of this thread would be part of one that was left open."""
         self._library.call("ncclGroupStart")
-
-    def end(self) -> None:
+        try:
+            yield
+        except BaseException:
+            self._library.end_group()
+            raise
         self._library.call("ncclGroupEnd")
 
     def send(self, at: int, count: int, peer: int, stream: int) -> None:

@@ -45,7 +45,7 @@ def open_nccl(
     if library is None or against_it:
         return against_it
     set_defaults(environ)
-    refused, communicator = _communicator(library, told, bounds.communicator_s)
+    refused, communicator = _communicator(device, library, told, bounds.communicator_s)
     against_it = told.agree("communicator", refused)
     if communicator is None or against_it:
         if communicator is not None:
@@ -93,7 +93,9 @@ def _library(device: StreamDevice) -> tuple[str, Library | None]:
         return error.message, None
 
 
-def _communicator(library: Library, told: Told, timeout_s: float) -> tuple[str, Communicator | None]:
+def _communicator(
+    device: StreamDevice, library: Library, told: Told, timeout_s: float
+) -> tuple[str, Communicator | None]:
     unique, why = b"", ""
     if told.rank == 0:
         try:
@@ -104,6 +106,7 @@ def _communicator(library: Library, told: Told, timeout_s: float) -> tuple[str, 
     why = against([str(record["why_not"]) for record in records])
     if why:
         return why, None
+    device.wait()  # its card is that of this thread then, which is the one that the library takes
     try:
         made = library.communicator(bytes.fromhex(records[0]["id"]), told.rank, told.ranks, timeout_s)
     except DeviceLost:

@@ -48,8 +48,6 @@ def open_peer(
         mailboxes.unmap()
         told.agree("unmapped")
         mailboxes.close()
-        if not mailboxes.abandoned:
-            apertures.remove(own)
         return Refused(lied, lied=True, left_bytes=own if mailboxes.abandoned else 0)
     try:
         columns = Columns(device, room.rows)
@@ -88,7 +86,7 @@ def _mapped(
     why = apertures.refusal(own)
     mailboxes: Mailboxes | None = None
     if not why:
-        why, mailboxes = _made(device, told.rank, shapes)
+        why, mailboxes = _made(device, told.rank, shapes, apertures)
     handle = mailboxes.handle.hex() if mailboxes is not None else ""
     records = told.tell("handles", handle=handle, why_not=why[:WORDS_MOST])
     why = against([str(record["why_not"]) for record in records])
@@ -102,13 +100,14 @@ def _mapped(
         told.agree("unmapped")
         mailboxes.close()
         return why, None
-    apertures.add(own)
     return "", mailboxes
 
 
-def _made(device: PeerDevice, rank: int, shapes: Sequence[MailboxShape]) -> tuple[str, Mailboxes | None]:
+def _made(
+    device: PeerDevice, rank: int, shapes: Sequence[MailboxShape], apertures: Apertures
+) -> tuple[str, Mailboxes | None]:
     try:
-        return "", Mailboxes(device, rank, shapes)
+        return "", Mailboxes(device, rank, shapes, apertures)
     except DeviceLost:
         raise
     except DriverError as error:
