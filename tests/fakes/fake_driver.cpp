@@ -13,6 +13,10 @@
 // Launches run kernels by tests/simt. A kernel that touches memory that is not there ends as on a card: status 700, at the
 // wait, and every call after it.
 //
+// Where a real driver lets something pass that is wrong all the same, this one does not: calls that a recording thread may not
+// make, a context that nobody holds, host memory that goes before it is unregistered or while the card still uses it, a handle
+// of an allocation that shares its block with others, flags that mean nothing.
+//
 // What cards there are stands in the file `cuda.cards` or `rocm.cards` beside this library (tests/fake_cards.py writes it):
 //
 //     driver NUMBER                    version
@@ -68,7 +72,8 @@ namespace {
 
 enum Status {
     SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
-    INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NO_BINARY = 209, ECC = 214, PEER_UNSUPPORTED = 217, BAD_PTX = 222, NOT_FOUND = 500,
+    INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NO_BINARY = 209, ECC = 214, PEER_UNSUPPORTED = 217, BAD_PTX = 222, INVALID_HANDLE = 400,
+    NOT_FOUND = 500,
     NOT_READY = 600, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719, REGISTERED = 712, NOT_REGISTERED = 713, NOT_SUPPORTED = 801,
     CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, UNKNOWN = 999,
 };
@@ -86,6 +91,7 @@ const Word WORDS[] = {
     {ECC, "CUDA_ERROR_ECC_UNCORRECTABLE", "hipErrorECCNotCorrectable", "uncorrectable ECC error encountered"},
     {PEER_UNSUPPORTED, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", "hipErrorPeerAccessUnsupported", "peer access is not supported"},
     {BAD_PTX, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "hipErrorInvalidKernelFile", "the PTX was compiled with an unsupported toolchain."},
+    {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "hipErrorInvalidHandle", "invalid resource handle"},
     {NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "hipErrorNotFound", "named symbol not found"},
     {NOT_READY, "CUDA_ERROR_NOT_READY", "hipErrorNotReady", "device not ready"},
     {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "hipErrorIllegalAddress", "an illegal memory access was encountered"},
@@ -112,7 +118,7 @@ constexpr size_t QUEUE_MOST = 1 << 16;
 struct Card {
     int number;   // in the file; `index` in what a process sees
     std::map<std::string, std::string> facts;
-    int sticky = 0;
+    int sticky = 0, retained = 0;   // `retained`: of its context, by this process
     const std::string &text(const char *key) const {
         static const std::string none;
         const auto found = facts.find(key);
@@ -446,6 +452,12 @@ void finish(Stream &stream) {
     sigaction(SIGSEGV, &was_segv, nullptr), sigaction(SIGBUS, &was_bus, nullptr);
 }
 
+// The stream that this thread records from.
+thread_local Stream *recording = nullptr;
+
+// A call that no thread may make while it records: it spoils the recording.
+int spoilt() { return recording ? (recording->spoilt = true, CAPTURE_UNSUPPORTED) : SUCCESS; }
+
 void finish_all(Card *card) {
     for (Stream &each : streams)
         if (each.card == card) finish(each);
@@ -468,6 +480,12 @@ int add(Stream *stream, const Op &op) {
     Card *const card = card_at(current);                                                                                       \
     if (!card) return INVALID_CONTEXT;                                                                                         \
     if (card->sticky) return card->sticky
+#define UNRECORDED()                                                                                                           \
+    CARD();                                                                                                                    \
+    if (const int code = spoilt()) return code
+#define STREAM(stream)                                                                                                         \
+    CARD();                                                                                                                    \
+    if (stream->card != card) return INVALID_HANDLE
 #define DEVICE(index)                                                                                                          \
     FREE();                                                                                                                    \
     if (!initialised) return NOT_INITIALIZED;                                                                                  \
@@ -593,16 +611,16 @@ API hipGetDeviceProperties(char *out, int index) {
 #else
 API cuDevicePrimaryCtxRetain(Card **out, int index) {
     DEVICE(index);
-    *out = card;
+    *out = card, card->retained++;
     return 0;
 }
 API cuDevicePrimaryCtxRelease_v2(int index) {
     DEVICE(index);
-    (void)card;
-    return 0;
+    return card->retained ? (card->retained--, SUCCESS) : INVALID_CONTEXT;
 }
 API cuCtxSetCurrent(Card *card) {
     FREE();
+    if (card && !card->retained) return INVALID_CONTEXT;
     current = -1;
     for (size_t i = 0; i < seen.size(); i++)
         if (seen[i] == card) current = int(i);
@@ -624,7 +642,7 @@ API NAME(cuMemGetInfo_v2, hipMemGetInfo)(size_t *left, size_t *total) {
     return 0;
 }
 API NAME(cuMemAlloc_v2, hipMalloc)(u64 *out, size_t size) {
-    CARD();
+    UNRECORDED();
     if (!size) return INVALID_VALUE;
     const u64 whole = rounded(size, PAGE);
     Physical *memory = physical(card, whole);
@@ -636,7 +654,7 @@ API NAME(cuMemAlloc_v2, hipMalloc)(u64 *out, size_t size) {
     return 0;
 }
 API NAME(cuMemFree_v2, hipFree)(u64 at) {
-    CARD();
+    UNRECORDED();
     finish_all(card);
     const auto found = blocks.find(at);
     if (found == blocks.end() || found->second.kind != ALLOCATION) return INVALID_VALUE;
@@ -645,20 +663,35 @@ API NAME(cuMemFree_v2, hipFree)(u64 at) {
     no_addresses(at, size);
     return card->sticky;
 }
-API NAME(cuMemHostRegister_v2, hipHostRegister)(u64 at, size_t size, unsigned) {
-    CARD();
-    if (!size) return INVALID_VALUE;
+// Whether host memory is mapped at all these addresses.
+static bool is_there(u64 at, u64 size) {
+    std::vector<unsigned char> pages(rounded(at % PAGE + size, PAGE) / PAGE);
+    return !mincore(reinterpret_cast<void *>(at / PAGE * PAGE), at % PAGE + size, pages.data());
+}
+// Whether something that was asked for still reads or writes there.
+static bool in_use(u64 at, u64 size) {
+    for (const Stream &stream : streams)
+        for (const Op &op : stream.queue)
+            if (op.kind == Op::COPY && ((op.source < at + size && at < op.source + op.size) || (op.target < at + size && at < op.target + op.size)))
+                return true;
+    return false;
+}
+API NAME(cuMemHostRegister_v2, hipHostRegister)(u64 at, size_t size, unsigned flags) {
+    UNRECORDED();
+    if (!size || flags != 1) return INVALID_VALUE;   // portable: of any context
     for (const auto &pair : registered)
         if (at < pair.first + pair.second && pair.first < at + size) return REGISTERED;
-    std::vector<unsigned char> pages(rounded(size, PAGE) / PAGE);
-    if (mincore(reinterpret_cast<void *>(at / PAGE * PAGE), size, pages.data())) return INVALID_VALUE;   // nothing is there
+    if (!is_there(at, size)) return INVALID_VALUE;
     registered[at] = size;
     return 0;
 }
 API NAME(cuMemHostUnregister, hipHostUnregister)(u64 at) {
-    CARD();
-    finish_all(card);
-    return registered.erase(at) ? card->sticky : NOT_REGISTERED;
+    UNRECORDED();
+    const auto found = registered.find(at);
+    if (found == registered.end()) return NOT_REGISTERED;
+    if (!is_there(at, found->second) || in_use(at, found->second)) return INVALID_VALUE;   // it waits for nobody
+    registered.erase(found);
+    return 0;
 }
 
 // For tests: bytes that are registered in this process.
@@ -686,17 +719,17 @@ API NAME(cuMemGetAllocationGranularity, hipMemGetAllocationGranularity)(size_t *
     *out = GRANULE;
     return 0;
 }
-API NAME(cuMemAddressReserve, hipMemAddressReserve)(u64 *out, size_t size, size_t, u64, unsigned long long) {
-    CARD();
+API NAME(cuMemAddressReserve, hipMemAddressReserve)(u64 *out, size_t size, size_t align, u64, unsigned long long flags) {
+    UNRECORDED();
     if (!card->number_of("vmm", 1)) return NOT_SUPPORTED;
-    if (!size || size % GRANULE) return INVALID_VALUE;
+    if (!size || size % GRANULE || align & (align - 1) || flags) return INVALID_VALUE;
     *out = addresses(size);
     if (!*out) return OUT_OF_MEMORY;
     reserved[*out] = size;
     return 0;
 }
 API NAME(cuMemAddressFree, hipMemAddressFree)(u64 at, size_t size) {
-    CARD();
+    UNRECORDED();
     const auto found = reserved.find(at);
     if (found == reserved.end() || found->second != size) return INVALID_VALUE;
     for (const auto &pair : blocks)
@@ -705,10 +738,11 @@ API NAME(cuMemAddressFree, hipMemAddressFree)(u64 at, size_t size) {
     reserved.erase(found);
     return 0;
 }
-API NAME(cuMemCreate, hipMemCreate)(Physical **out, size_t size, const Prop *prop, unsigned long long) {
+API NAME(cuMemCreate, hipMemCreate)(Physical **out, size_t size, const Prop *prop, unsigned long long flags) {
     DEVICE(prop->card);
     if (card->sticky) return card->sticky;
-    if (!size || size % GRANULE || prop->type != 1 || prop->where != 1) return INVALID_VALUE;
+    if (const int code = spoilt()) return code;
+    if (!size || size % GRANULE || prop->type != 1 || prop->handles || prop->win32 || prop->where != 1 || flags) return INVALID_VALUE;
     *out = physical(card, size);
     return *out ? SUCCESS : OUT_OF_MEMORY;
 }
@@ -718,18 +752,18 @@ API NAME(cuMemRelease, hipMemRelease)(Physical *memory) {
     drop(memory);
     return 0;
 }
-API NAME(cuMemMap, hipMemMap)(u64 at, size_t size, size_t offset, Physical *memory, unsigned long long) {
-    CARD();
+API NAME(cuMemMap, hipMemMap)(u64 at, size_t size, size_t offset, Physical *memory, unsigned long long flags) {
+    UNRECORDED();
     auto next = reserved.upper_bound(at);
-    if (next == reserved.begin() || offset + size > memory->size || size % GRANULE || at % GRANULE) return INVALID_VALUE;
+    if (next == reserved.begin() || offset || flags || size > memory->size || size % GRANULE || at % GRANULE) return INVALID_VALUE;
     const auto range = *std::prev(next);
     if (at + size > range.first + range.second) return INVALID_VALUE;
     for (const auto &pair : blocks)
         if (pair.first < at + size && at < pair.first + pair.second.size) return INVALID_VALUE;
-    return put(at, size, MAPPING, card, memory, offset, false) ? SUCCESS : OUT_OF_MEMORY;
+    return put(at, size, MAPPING, card, memory, 0, false) ? SUCCESS : OUT_OF_MEMORY;
 }
 API NAME(cuMemSetAccess, hipMemSetAccess)(u64 at, size_t size, const Access *access, size_t count) {
-    CARD();
+    UNRECORDED();
     const auto found = blocks.find(at);
     if (found == blocks.end() || found->second.kind != MAPPING || found->second.size != size || count != 1) return INVALID_VALUE;
     if (access->where != 1 || access->flags != 3 || card_at(access->card) != card) return INVALID_VALUE;
@@ -737,7 +771,7 @@ API NAME(cuMemSetAccess, hipMemSetAccess)(u64 at, size_t size, const Access *acc
     return 0;
 }
 API NAME(cuMemUnmap, hipMemUnmap)(u64 at, size_t size) {
-    CARD();
+    UNRECORDED();
     const auto found = blocks.find(at);
     if (found == blocks.end() || found->second.kind != MAPPING || found->second.size != size) return INVALID_VALUE;
     take(at);
@@ -750,18 +784,20 @@ struct Handle { char magic[8]; int pid, fd; u64 size, inode; int card; char rest
 static_assert(sizeof(Handle) == 64, "as in the vendors' headers");
 
 API NAME(cuIpcGetMemHandle, hipIpcGetMemHandle)(Handle *out, u64 at) {
-    CARD();
+    UNRECORDED();
     const auto found = blocks.find(at);
     if (found == blocks.end() || found->second.kind != ALLOCATION) return INVALID_VALUE;
+    // What is smaller lies in a block with others, which a handle would show as a whole.
+    if (found->second.size % GRANULE) return INVALID_VALUE;
     struct stat file;
     fstat(found->second.memory->fd, &file);
     *out = {{'f', 'a', 'k', 'e', VENDOR[0]}, getpid(), found->second.memory->fd, found->second.size, file.st_ino, card->number, {}};
     return 0;
 }
-API NAME(cuIpcOpenMemHandle_v2, hipIpcOpenMemHandle)(u64 *out, Handle handle, unsigned) {
-    CARD();
+API NAME(cuIpcOpenMemHandle_v2, hipIpcOpenMemHandle)(u64 *out, Handle handle, unsigned flags) {
+    UNRECORDED();
     const char magic[8] = {'f', 'a', 'k', 'e', VENDOR[0]};
-    if (std::memcmp(handle.magic, magic, 8) || handle.pid == getpid()) return INVALID_VALUE;   // a process cannot open its own
+    if (std::memcmp(handle.magic, magic, 8) || handle.pid == getpid() || flags != 1) return INVALID_VALUE;   // a process cannot open its own
     if (handle.card != card->number && !card->number_of("peers", 1)) return PEER_UNSUPPORTED;
     char path[64];
     std::snprintf(path, sizeof path, "/proc/%d/fd/%d", handle.pid, handle.fd);
@@ -778,7 +814,7 @@ API NAME(cuIpcOpenMemHandle_v2, hipIpcOpenMemHandle)(u64 *out, Handle handle, un
     return 0;
 }
 API NAME(cuIpcCloseMemHandle, hipIpcCloseMemHandle)(u64 at) {
-    CARD();
+    UNRECORDED();
     finish_all(card);
     const auto found = blocks.find(at);
     if (found == blocks.end() || found->second.kind != FOREIGN) return INVALID_VALUE;
@@ -791,7 +827,7 @@ API NAME(cuIpcCloseMemHandle, hipIpcCloseMemHandle)(u64 at) {
 // ---- modules: a text of the fake compilers, which names a library of emulated kernels
 
 API NAME(cuModuleLoadDataEx, hipModuleLoadDataEx)(Module **out, const char *image, unsigned count, const int *options, void **values) {
-    CARD();
+    UNRECORDED();
     std::istringstream words(std::strncmp(image, "fake ", 5) ? "" : image);
     std::string magic, kind, arch, path;
     int warp = 0, toolkit = 0;
@@ -818,7 +854,7 @@ API NAME(cuModuleLoadDataEx, hipModuleLoadDataEx)(Module **out, const char *imag
     return 0;
 }
 API NAME(cuModuleUnload, hipModuleUnload)(Module *module) {
-    CARD();
+    UNRECORDED();
     finish_all(card);
     dlclose(module->library);
     delete module;
@@ -833,8 +869,9 @@ API NAME(cuModuleGetFunction, hipModuleGetFunction)(Function **out, Module *modu
 }
 API NAME(cuLaunchKernel, hipModuleLaunchKernel)(Function *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned ty, unsigned tz,
                                                 unsigned shared, Stream *stream, void **args, void **extra) {
-    CARD();
+    STREAM(stream);
     if (extra || !x || !y || !z || y > 65535 || z > 65535 || ty != 1 || tz != 1 || int(threads) > function->entry->threads) return INVALID_VALUE;
+    if (NAME(x > 0x7fffffffu, u64(x) * threads > 0xffffffffu)) return INVALID_VALUE;   // HIP counts work items
     if (shared > (NAME(true, false) ? function->shared : 64 << 10)) return INVALID_VALUE;
     Op op{Op::LAUNCH};
     op.function = function, op.threads = int(threads), op.shared = shared;
@@ -850,49 +887,51 @@ API NAME(cuLaunchKernel, hipModuleLaunchKernel)(Function *function, unsigned x, 
 
 // ---- streams and events
 
-API NAME(cuStreamCreate, hipStreamCreateWithFlags)(Stream **out, unsigned) {
+API NAME(cuStreamCreate, hipStreamCreateWithFlags)(Stream **out, unsigned flags) {
     CARD();
+    if (flags != 1) return INVALID_VALUE;   // one that waits for the default stream would be slow in silence
     streams.push_back({card, {}, {}, false, false});
     *out = &streams.back();
     return 0;
 }
 API NAME(cuStreamSynchronize, hipStreamSynchronize)(Stream *stream) {
-    CARD();
+    STREAM(stream);
     if (stream->capturing) return stream->spoilt = true, CAPTURE_UNSUPPORTED;
     finish(*stream);
     return card->sticky;
 }
 // A card goes on while nobody waits: who asks a second time finds its work done.
 API NAME(cuStreamQuery, hipStreamQuery)(Stream *stream) {
-    CARD();
+    STREAM(stream);
     if (stream->capturing) return stream->spoilt = true, CAPTURE_UNSUPPORTED;
     if (stream->queue.empty()) return 0;
     if (!hangs(*stream)) finish(*stream);
     return card->sticky ? card->sticky : NOT_READY;
 }
 API NAME(cuStreamDestroy_v2, hipStreamDestroy)(Stream *stream) {
-    CARD();
+    STREAM(stream);
+    if (const int code = spoilt()) return code;
     finish(*stream);
     streams.remove_if([&](const Stream &each) { return &each == stream; });
     return card->sticky;
 }
 API NAME(cuMemsetD8Async, hipMemsetD8Async)(u64 at, unsigned char byte, size_t size, Stream *stream) {
-    CARD();
+    STREAM(stream);
     if (!holds(at, size)) return INVALID_VALUE;
     Op op{Op::FILL};
     op.target = at, op.size = size, op.byte = byte;
     return add(stream, op);
 }
 API NAME(cuMemcpyHtoDAsync_v2, hipMemcpyHtoDAsync)(u64 target, u64 source, size_t size, Stream *stream) {
-    CARD();
+    STREAM(stream);
     return moved(stream, target, source, size, true, false);
 }
 API NAME(cuMemcpyDtoHAsync_v2, hipMemcpyDtoHAsync)(u64 target, u64 source, size_t size, Stream *stream) {
-    CARD();
+    STREAM(stream);
     return moved(stream, target, source, size, false, true);
 }
 API NAME(cuMemcpyDtoDAsync_v2, hipMemcpyDtoDAsync)(u64 target, u64 source, size_t size, Stream *stream) {
-    CARD();
+    STREAM(stream);
     return moved(stream, target, source, size, true, true);
 }
 API NAME(cuEventCreate, hipEventCreateWithFlags)(Event **out, unsigned) {
@@ -901,13 +940,13 @@ API NAME(cuEventCreate, hipEventCreateWithFlags)(Event **out, unsigned) {
     return 0;
 }
 API NAME(cuEventRecord, hipEventRecord)(Event *event, Stream *stream) {
-    CARD();
+    STREAM(stream);
     Op op{Op::EVENT};
     op.event = event, event->done = false;
     return add(stream, op);
 }
 API NAME(cuEventSynchronize, hipEventSynchronize)(Event *) {
-    CARD();
+    UNRECORDED();
     finish_all(card);
     return card->sticky;
 }
@@ -918,7 +957,7 @@ API NAME(cuEventElapsedTime, hipEventElapsedTime)(float *out, Event *begin, Even
     return 0;
 }
 API NAME(cuEventDestroy_v2, hipEventDestroy)(Event *event) {
-    CARD();
+    UNRECORDED();
     finish_all(card);
     delete event;
     return card->sticky;
@@ -926,15 +965,16 @@ API NAME(cuEventDestroy_v2, hipEventDestroy)(Event *event) {
 
 // ---- graphs
 
-API NAME(cuStreamBeginCapture_v2, hipStreamBeginCapture)(Stream *stream, int) {
-    CARD();
-    if (stream->capturing) return INVALID_VALUE;
+API NAME(cuStreamBeginCapture_v2, hipStreamBeginCapture)(Stream *stream, int mode) {
+    STREAM(stream);
+    if (stream->capturing || recording || mode != 1) return INVALID_VALUE;   // calls of other threads are no business of ours
+    recording = stream;
     stream->capturing = true, stream->spoilt = false, stream->captured.clear();
     return 0;
 }
 API NAME(cuStreamEndCapture, hipStreamEndCapture)(Stream *stream, Graph **out) {
     const bool was = stream->capturing;
-    *out = nullptr, stream->capturing = false;   // it ends, whatever comes of it
+    *out = nullptr, stream->capturing = false, recording = nullptr;   // it ends, whatever comes of it
     CARD();
     if (!was) return INVALID_VALUE;
     if (stream->spoilt) return CAPTURE_INVALIDATED;
@@ -953,7 +993,7 @@ API cuGraphInstantiateWithFlags(Graph **out, Graph *graph, unsigned long long) {
     return 0;
 }
 API NAME(cuGraphLaunch, hipGraphLaunch)(Graph *graph, Stream *stream) {
-    CARD();
+    STREAM(stream);
     for (const Op &op : graph->ops) add(stream, op);
     return 0;
 }

@@ -249,6 +249,15 @@ def test_memory_of_the_caller_is_pinned_and_stays_the_callers(bench: Bench) -> N
     assert list(array[:4]) == [1, 2, 3, 0] == list(bench.get(there.address, 4))
 
 
+def test_pinned_memory_outlives_what_the_card_still_does_with_it(bench: Bench) -> None:
+    there, sent = bench.card.allocate(5000, "weights"), np.arange(5000).astype(np.uint8)
+    staging = bench.card.pinned(5000, "staging")
+    staging.bytes[:] = sent
+    bench.card.upload(there.address, staging.address, 5000)
+    staging.close()
+    np.testing.assert_array_equal(bench.get(there.address, 5000), sent)
+
+
 def test_memory_that_cannot_be_pinned_is_a_memory_error(bench: Bench) -> None:
     function = "cuMemHostRegister_v2" if bench.vendor == "nvidia" else "hipHostRegister"
     bench.cards.fail(bench.vendor, function, OUT_OF_MEMORY)
@@ -454,8 +463,10 @@ try:
 except DriverError as error:
     sys.exit(error.message)
 if "try" in sys.argv:
-    own = card.allocate(nbytes, "own")
+    own, kv, staging = card.allocate(nbytes, "own"), card.reserve(nbytes, "kv"), card.pinned(nbytes, "staging")
     print(card.try_copy(theirs.address, own.address, nbytes, 0.2), flush=True)
+    for each in (theirs, own, kv, staging):
+        each.close()
     card.close()
     sys.exit()
 staging, mine = card.pinned(nbytes, "staging"), card.allocate(nbytes, "mine")
@@ -475,13 +486,13 @@ card.close()
 def _with_peer(cards: FakeCards, vendor: Vendor, *more: str) -> tuple[str, np.ndarray, np.ndarray]:
     """(what the peer says, what was there, what is there now)."""
     bench = Bench(cards, vendor)
-    memory = bench.card.allocate(1000, "rows")
-    sent = np.arange(1000).astype(np.uint8)
+    memory = bench.card.allocate(2 * MIB, "rows")
+    sent = np.arange(2 * MIB).astype(np.uint8)
     bench.put(memory.address, sent)
     environment = os.environ | cards.environment | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", PEER, vendor, bench.card.export(memory).hex(), "1000", *more]
+    command = [sys.executable, "-c", PEER, vendor, bench.card.export(memory).hex(), str(memory.nbytes), *more]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
-    now = bench.get(memory.address, 1000)
+    now = bench.get(memory.address, memory.nbytes)
     bench.card.close()
     return (done.stdout + done.stderr).strip(), sent, now
 
@@ -491,6 +502,24 @@ def test_memory_is_shared_with_the_card_of_another_process(vendor: Vendor, tmp_p
     said, sent, now = _with_peer(fake_cards(tmp_path, cuda=2, rocm=2), vendor)
     assert said == ""
     np.testing.assert_array_equal(now, sent + 1)
+
+
+def test_memory_that_shares_a_block_with_others_has_no_handle(bench: Bench) -> None:
+    """A real driver gives one, of all that lies in the block."""
+    with pytest.raises(DriverError, match="IpcGetMemHandle failed"):
+        bench.card.export(bench.card.allocate(2 * MIB - 4096, "rows"))
+
+
+def test_a_copy_that_cannot_be_tried_leaves_no_stream(bench: Bench) -> None:
+    copies = {"nvidia": "cuMemcpyDtoDAsync_v2", "amd": "hipMemcpyDtoDAsync"}
+    ends = {"nvidia": "cuStreamDestroy_v2", "amd": "hipStreamDestroy"}
+    memory = bench.card.allocate(2 * MIB, "rows")
+    bench.cards.fail(bench.vendor, copies[bench.vendor], NOT_SUPPORTED)
+    bench.cards.fail(bench.vendor, ends[bench.vendor], NOT_SUPPORTED, call=2)
+    with pytest.raises(DriverError, match="DtoDAsync"):
+        bench.card.try_copy(memory.address, memory.address + MIB, MIB, PATIENCE_S)
+    with pytest.raises(DriverError, match="StreamDestroy"):  # the second to be ended is the card's own
+        bench.card.close()
 
 
 def test_a_copy_between_cards_can_lie(tmp_path: Path) -> None:

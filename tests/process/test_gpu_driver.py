@@ -7,13 +7,14 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
 import pytest
 from fake_cards import fake_cards
 
-from backends.gpu import jit, kernel_store
+from backends.gpu import jit, kernel_store, sources
 from backends.gpu.arch import Vendor, arch
 from backends.gpu.driver import Driver, open_driver
 from backends.gpu.errors import (
@@ -280,6 +281,59 @@ def test_a_lost_card_stays_lost_even_if_its_driver_forgets(tmp_path: Path) -> No
     memory.close()
     card.close()
     cards.end_process("nvidia")
+
+
+# ---------------------------------------------------------------------------------------- what drivers do not forgive
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_what_a_recording_thread_may_not_do_spoils_the_recording_and_no_more(vendor: Vendor, tmp_path: Path) -> None:
+    cards = fake_cards(tmp_path)
+    card = cards.open(vendor)
+    driver, memory, staging = card.driver, card.allocate(4096, "weights"), card.pinned(4096, "staging")
+    card.wait()
+    stream = driver.stream()
+    forbidden: tuple[Callable[[], object], ...] = (
+        lambda: driver.allocate(4096),
+        lambda: driver.free(memory.address),
+        lambda: driver.host_register(staging.address, 4096),
+        lambda: driver.host_unregister(staging.address),
+        lambda: driver.back(0, 2 << 20),
+        lambda: driver.load(b"fake"),
+        lambda: driver.wait(stream),
+        lambda: driver.is_done(stream),
+    )
+    for call in forbidden:
+        with pytest.raises(DriverError, match="STREAM_CAPTURE_UNSUPPORTED|hipErrorStreamCaptureUnsupported"):
+            driver.capture(stream, call)
+    graph = driver.capture(stream, lambda: None)
+    assert graph
+    driver.end_graph(graph)
+    driver.end_stream(stream)
+    card.close()
+
+
+def test_a_context_is_there_as_long_as_somebody_holds_it(tmp_path: Path) -> None:
+    cards = fake_cards(tmp_path)
+    first, second = cards.open("nvidia"), cards.open("nvidia")
+    first.close()
+    assert second.free_bytes()
+    second.close()
+    with pytest.raises(DriverError, match="CUDA_ERROR_INVALID_CONTEXT"):
+        first.driver.memory_info()
+
+
+def test_hip_keeps_the_code_object_of_a_module_as_long_as_it_lives(tmp_path: Path) -> None:
+    cards = fake_cards(tmp_path)
+    card = cards.open("amd")
+    program = sources.program(mixers.NORM, "amd")
+    image = cards.compiler("amd").compile(program, card.facts.arch).data
+    held = sys.getrefcount(image)
+    module = card.driver.load(image)
+    assert sys.getrefcount(image) == held + 1
+    card.driver.unload(module)
+    assert sys.getrefcount(image) == held
+    card.close()
 
 
 # --------------------------------------------------------------------------------------------------------- compilers
