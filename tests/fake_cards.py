@@ -12,7 +12,8 @@ each other; processes of one folder share its cards and see each other's memory.
 
 `fail`, `lose`, `lie` and `hang` add rules, at any time, also while other processes run with these cards. Code is
 compiled by g++ for the emulation, once for all tests (the cache of tests/kernel/simt_rig.py); XDG_CACHE_HOME is set, so
-that no code of a fake is ever among a user's kernels.
+that no code of a fake is ever among a user's kernels, and HOMESERVE_TUNE=off: how long an emulation takes says nothing
+of a card.
 
 What the cards do is told in tests/fakes/fake_driver.cpp, what compilers do in fake_compiler.cpp.
 """
@@ -137,7 +138,8 @@ def fake_cards(
     store.mkdir(parents=True, exist_ok=True)
     (place / "compiler").write_text(f"{sys.executable}\n{FAKES / 'compile.py'}\n{store}\n{_decides()}\n")
     searched = os.pathsep.join(filter(None, (str(place), os.environ.get("LD_LIBRARY_PATH"))))
-    return FakeCards(place, {"LD_LIBRARY_PATH": searched, "XDG_CACHE_HOME": str(place / "cache")})
+    environment = {"LD_LIBRARY_PATH": searched, "XDG_CACHE_HOME": str(place / "cache"), "HOMESERVE_TUNE": "off"}
+    return FakeCards(place, environment)
 
 
 def _install(place: Path, vendor: Vendor, without: tuple[str, ...]) -> None:

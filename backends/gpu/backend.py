@@ -13,6 +13,7 @@ seconds, not after tens of gigabytes.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 
 from backends import kv_shapes
@@ -50,6 +51,7 @@ from backends.gpu.program import GpuProgram
 from backends.gpu.recorder import symbols
 from backends.gpu.transport.base import Room, Transport, room_of
 from backends.gpu.transport.probe import fleet_of, open_transport
+from backends.gpu.tuning import Tuning, open_tuning
 from backends.gpu.weights import CardWeights
 from backends.needs import check_exchanges
 from backends.ops import EXCHANGES
@@ -64,12 +66,13 @@ NOT_SHARED = "ranks hold nothing together in a card's memory: give each rank poo
 
 
 def open_cuda(options: OpenOptions) -> GpuBackend:
-    """A card of NVIDIA's. Raises DriverError, KernelError (backends.gpu.errors)."""
+    """A card of NVIDIA's. Raises DriverError, KernelError (backends.gpu.errors); TuneRefused, GemmRefused for variables
+    that say what cannot be done."""
     return _open("nvidia", options)
 
 
 def open_rocm(options: OpenOptions) -> GpuBackend:
-    """A card of AMD's. Raises DriverError, KernelError."""
+    """A card of AMD's. Raises as `open_cuda` does."""
     return _open("amd", options)
 
 
@@ -78,7 +81,11 @@ def _open(vendor: Vendor, options: OpenOptions) -> GpuBackend:
     index = None if uuid else options.device_index
     tell = options.tell or _warn
     card = open_card(vendor, index=index, uuid=uuid, say=tell)
-    return GpuBackend(card, fleet_of(options.extra.get("fleet", "")), tell)
+    try:
+        return GpuBackend(card, fleet_of(options.extra.get("fleet", "")), tell, open_tuning(card, os.environ, tell))
+    except BaseException:
+        card.close()
+        raise
 
 
 def _warn(what: str) -> None:
@@ -87,10 +94,18 @@ def _warn(what: str) -> None:
 
 class GpuBackend:
     """An opened card. It closes `device` when it is closed. `fleet`: the backends of all ranks, where they are known; a
-    transport between cards is looked for only then. `tell`: as OpenOptions has it."""
+    transport between cards is looked for only then. `tell`: as OpenOptions has it. `tuning` measures at each bind which
+    forms of a linear layer are ahead; without it they are the same on every card."""
 
-    def __init__(self, device: Device, fleet: Sequence[str] = (), tell: Callable[[str], None] = _warn) -> None:
+    def __init__(
+        self,
+        device: Device,
+        fleet: Sequence[str] = (),
+        tell: Callable[[str], None] = _warn,
+        tuning: Tuning | None = None,
+    ) -> None:
         self.device = device
+        self._tuning = tuning
         self._tell = tell
         self._fleet = tuple(fleet)
         facts = device.facts
@@ -129,7 +144,7 @@ class GpuBackend:
         """Check, plan, compile, reserve memory, load the weights.
 
         Raises Unsupported with everything that is missing, ValueError where ops, weights and pool do not fit each
-        other, KernelError, OutOfDeviceMemory with the arithmetic. Nothing refers to `weights` afterwards.
+        other, KernelError, GemmRefused, OutOfDeviceMemory with the arithmetic. Nothing refers to `weights` afterwards.
         """
         if shared is not None:
             raise ValueError(NOT_SHARED)
@@ -139,7 +154,9 @@ class GpuBackend:
         transport = self._transport([plan], collective)
         try:
             self._compile([(plan, own)], progress, ())
-            return GpuProgram(self.device, plan, own, progress, transport, parts, own_transport=True)
+            return GpuProgram(
+                self.device, plan, own, progress, transport, parts, own_transport=True, tuning=self._tuning
+            )
         except BaseException:
             if transport is not None:
                 transport.close()
@@ -165,7 +182,10 @@ class GpuBackend:
             plan, _ = planned[binding.name]
             owner = binding.name == first
             return GpuProgram(
-                self.device, plan, placed, progress, transport, all_of(pools), placed=True, own_transport=owner
+                *(self.device, plan, placed, progress, transport, all_of(pools)),
+                placed=True,
+                own_transport=owner,
+                tuning=self._tuning,
             )
 
         try:
@@ -198,7 +218,8 @@ class GpuBackend:
         kv_shapes.check(ops, kv)
         state_shapes.check(ops, states)
         rank, ranks = (collective.rank, collective.ranks) if collective is not None else (None, 1)
-        return Plan(facts, ops, weights, kv, limits, states, rank, ranks), CardWeights(ops, weights)
+        forms = self._tuning.possible() if self._tuning is not None else ()
+        return Plan(facts, ops, weights, kv, limits, states, rank, ranks, forms), CardWeights(ops, weights)
 
     def _compile(
         self, planned: Sequence[tuple[Plan, CardWeights]], progress: LoadProgress, more: Sequence[Symbol]

@@ -21,13 +21,14 @@ Errors (backends.gpu.errors): `OutOfDeviceMemory`, a MemoryError with the arithm
 `DeviceLost` does not: every later call raises it again, and the process must end. Other errors of the driver are
 `DriverError`.
 
-What a device may do besides, for transports between ranks (backends.gpu.transport), are protocols of their own:
-`PeerDevice` and `StreamDevice`. Who needs one asks with `isinstance`, and does without where it is not there.
+What a device may do besides are protocols of their own: `PeerDevice` and `StreamDevice`, for transports between ranks
+(backends.gpu.transport) and libraries, and `Timed`, for measuring at a bind (backends.gpu.tuning). Who needs one asks
+with `isinstance`, and does without where it is not there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -196,6 +197,16 @@ class StreamDevice(Device, Protocol):
 
     def idle(self) -> bool:
         """Whether all that was asked for is done; never waits. Raises DeviceLost, DriverError."""
+        ...
+
+
+@runtime_checkable
+class Timed(Device, Protocol):
+    """A device that knows how long its work takes."""
+
+    def seconds(self, work: Callable[[], None]) -> float:
+        """Of what `work` asks for, by the card's own clock, from when what was asked for before is done; waits for it.
+        Raises DeviceLost, DriverError."""
         ...
 
 

@@ -4,7 +4,8 @@
               it holds the weights of the active one
     pools     KV rows and states of each layout behind addresses of their own, reserved once. Only the active layout's
               hold memory: `release` gives it back to the card, and then `map` has the other's, zeroed
-    programs  bound once each, at load. Nothing of them changes at a flip: not an address in a recording moves
+    programs  bound once each, at load, while the arena holds their weights. Nothing of them changes at a flip: not an
+              address in a recording moves
 
 Where weights come from (`Home`): one copy of the model's file that all ranks hold together (`backends.gpu.copies`), or
 an image of the arena in each layout (`backends.gpu.images`). A load fills the arena as a flip does, once for each
@@ -49,7 +50,8 @@ TRIES = 2
 """How often an arena is filled before the rank gives up."""
 
 MakeProgram = Callable[[Binding, CardWeights, GpuPools], Program]
-"""The program of a layout, whose weights are placed and whose pools have addresses and may hold no memory."""
+"""The program of a layout, whose weights lie in the arena at that moment and whose pools have addresses and may hold no
+memory."""
 
 
 class Home(Protocol):
@@ -174,13 +176,14 @@ class GpuLayouts:
             self._staging = Staging(device, FLIP_LINE, staging_bytes)
             self._moves = CardMoves(device, self._staging)
             self._home = self._open_home(bindings, collective, home, progress)
+            by_name = {each.name: each for each in bindings}
             for name in self._home.load_order:
                 self._fill_first(name, progress)
+                bound = self._bounds[name]
+                if bound.program is None:
+                    bound.program = make_program(by_name[name], bound.weights, bound.pools)
             self._home.activated(self.active)
             self._bounds[self.active].pools.commit()
-            for each in bindings:
-                bound = self._bounds[each.name]
-                bound.program = make_program(each, bound.weights, bound.pools)
         except BaseException:
             self.close()
             raise

@@ -22,35 +22,28 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.base import (
-    AddGated,
     Buffer,
     EmbedRows,
-    GatherRows,
     JoinHidden,
     KvPool,
     Limits,
-    Linear,
     Op,
-    ReceiveRows,
     Rope,
     RopeStore,
-    Scale,
-    SendRows,
-    Softcap,
     StatePool,
-    SumRows,
     TensorView,
     Weight,
 )
 from backends.gpu.batch import INT_BYTES, BlockLayout, Rules
 from backends.gpu.device import CardFacts
+from backends.gpu.forms import Forms
 from backends.gpu.held import held_limit, kept_bytes
 from backends.gpu.ops.attention import rope_turns
 from backends.gpu.ops.buffers import Rows
 from backends.gpu.steps import kinds
 from backends.gpu.steps.base import Context, Stored, stride_of
 from backends.kv_shapes import partial_groups
-from backends.sections import buffers_of, rows_of, scopes_of, sections_of
+from backends.sections import buffers_of, left_by, rows_of, scopes_of, sections_of
 
 ALIGN = 256
 FLOAT_BYTES = 4
@@ -82,7 +75,8 @@ class Output:
 
 
 class Plan:
-    """Sizes and offsets of a program's workspace. Raises ValueError where ops do not fit each other."""
+    """Sizes and offsets of a program's workspace. `forms`: those that its batches may be given, the ones without
+    measuring first; sizes have room for any. Raises ValueError where ops do not fit each other."""
 
     def __init__(
         self,
@@ -94,12 +88,15 @@ class Plan:
         states: StatePool,
         rank: int | None = None,
         ranks: int = 1,
+        forms: Sequence[Forms] = (),
     ) -> None:
+        self.forms = tuple(forms) or (Forms(facts.arch),)
         self.facts, self.ops, self.weights = facts, tuple(ops), weights
         self.kv, self.limits, self.states = kv, limits, states
         self.rank, self.ranks = rank, ranks
-        if max(limits.rows, limits.lanes) > ROWS_MOST:
-            raise ValueError(f"batches of {limits.rows} rows in {limits.lanes} lanes: at most {ROWS_MOST} of either")
+        if max(limits.rows, limits.logit_rows, limits.lanes) > ROWS_MOST:
+            told = f"{limits.rows} rows, logits of {limits.logit_rows}, in {limits.lanes} lanes"
+            raise ValueError(f"batches of {told}: at most {ROWS_MOST} of each")
         self.sections = sections_of(self.ops)
         self.scopes = tuple(scopes_of(self.ops))
         self._rows_by_scope = rows_of(self.ops, limits)
@@ -137,7 +134,7 @@ class Plan:
     def output(self, section: int) -> Output:
         """Raises ValueError where a section ends with an op that leaves no rows."""
         last = self.sections[section][-1]
-        buffer = _written_last(self.ops[last], self.rank)
+        buffer = left_by(self.ops[last], self.rank)
         scope = self.scopes[last]
         if isinstance(buffer, Buffer):
             return Output(buffer, buffer.width, scope)
@@ -188,30 +185,6 @@ class Plan:
         }
 
 
-def _written_last(op: Op, rank: int | None) -> Buffer | int:
-    """The buffer that the last op of a section writes, or the width of what another rank gets."""
-    match op:
-        case SendRows():
-            return 0
-        case GatherRows(parts=(part,), target=target):
-            return part.out if target in (None, rank) else part.out.width
-        case SumRows(buffer=buffer):
-            return buffer
-        case Linear(parts=parts):
-            return parts[-1].out
-        case RopeStore(q=q):
-            return q
-        case Softcap(src=src) | Scale(src=src):
-            return src
-        case AddGated(into=into):
-            return into
-        case GatherRows() | ReceiveRows():
-            raise ValueError(f"a program cannot end with {type(op).__name__}")
-        case _:
-            out: Buffer = op.out  # type: ignore[union-attr]
-            return out
-
-
 # ------------------------------------------------------------------------------------------------------------ addresses
 
 
@@ -240,8 +213,8 @@ class Bases:
 
 
 class Placed:
-    """`Places` of a plan that has its memory. `kv_layers`, `state_layers`: of the program's layers those of the
-    pools."""
+    """`Places` of a plan that has its memory. `kv_layers`, `state_layers`: of the program's layers those of the pools.
+    `forms` and `library` are set once, by who measures, before the first batch."""
 
     def __init__(
         self,
@@ -254,6 +227,7 @@ class Placed:
     ) -> None:
         self.facts, self.limits, self.kv, self.states = plan.facts, plan.limits, plan.kv, plan.states
         self.ranks = plan.ranks
+        self.forms, self.library = plan.forms[0], 0
         self._plan, self._bases = plan, bases
         self._weights, self._pools = weights, pools
         self._kv_layers, self._state_layers = tuple(kv_layers), tuple(state_layers)
@@ -326,10 +300,12 @@ class Sketch:
         return SKETCHED, SKETCHED, ALIGN
 
 
-def sketched(plan: Plan) -> Placed:
-    """Places for looking at launches."""
+def sketched(plan: Plan, forms: Forms | None = None) -> Placed:
+    """Places for looking at launches, with other forms than the plan's first."""
     sketch, layers = Sketch(plan), (range(len(plan.kv.layers)), range(len(plan.states.layers)))
-    return Placed(plan, Bases(SKETCHED, SKETCHED), sketch, sketch, *layers)
+    placed = Placed(plan, Bases(SKETCHED, SKETCHED), sketch, sketch, *layers)
+    placed.forms, placed.library = forms or plan.forms[0], SKETCHED
+    return placed
 
 
 def turns_of(plan: Plan) -> list[tuple[int, npt.NDArray[np.uint64]]]:

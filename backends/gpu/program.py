@@ -25,6 +25,7 @@ from backends.gpu import held
 from backends.gpu.batch import PAIRS, STAGING_LINE, Block, checked
 from backends.gpu.device import Device, HostMemory, Memory, Recording
 from backends.gpu.errors import DeviceLost
+from backends.gpu.library_gemm import LINE
 from backends.gpu.plan import Bases, Output, Placed, Plan, turns_of
 from backends.gpu.pools import GpuPools, all_of, checked_parts
 from backends.gpu.recorder import Segment, joined, pieces
@@ -33,6 +34,7 @@ from backends.gpu.states import check_pairs
 from backends.gpu.steps import exchange, recurrent
 from backends.gpu.steps.base import BatchShape, stride_of
 from backends.gpu.transport.base import Transport
+from backends.gpu.tuning import Tuned, Tuning
 from backends.gpu.weights import CardWeights, OfFile, fill
 
 Ints = npt.NDArray[np.int32]
@@ -98,8 +100,9 @@ class GpuProgram:
     """A bound op list. One call at a time, from any thread.
 
     `weights` are filled from the checkpoint, unless they are `placed` already: then the caller fills them. With `parts`
-    the pools are the caller's; `own_transport`: it closes with the program. Raises OutOfDeviceMemory with the
-    arithmetic, ValueError for a tensor whose bytes are not what its shape says.
+    the pools are the caller's; `own_transport`: it closes with the program. `tuning` measures which forms are ahead,
+    once the weights lie on the card. Raises OutOfDeviceMemory with the arithmetic, ValueError for a tensor whose bytes
+    are not what its shape says, GemmRefused for a library that has to multiply and cannot.
     """
 
     def __init__(
@@ -112,9 +115,11 @@ class GpuProgram:
         parts: PoolParts | None = None,
         placed: bool = False,
         own_transport: bool = False,
+        tuning: Tuning | None = None,
     ) -> None:
         self._device, self._plan, self._transport = device, plan, transport
-        self._own_transport = own_transport
+        self._own_transport, self._tuning = own_transport, tuning
+        self._tuned: Tuned | None = None
         self._memories: list[Memory] = []
         self._hosts: list[HostMemory] = []
         self._own_pools: GpuPools | None = None
@@ -149,6 +154,7 @@ class GpuProgram:
         self._store_turns(workspace)
         if not placed:
             self._fill(weights, progress)
+        self._tune()
         self._held = held.HeldLanes()
         self._drafted = 0  # rows of the last step of drafting
 
@@ -208,12 +214,15 @@ class GpuProgram:
 
     def memory_lines(self) -> Mapping[str, int]:
         """Bytes held on the card: weights, own pools, buffers and scratch, kept rows; in pinned host memory what
-        batches and logits pass through, and of either what exchanges do. All of it is had since the bind."""
+        batches and logits pass through, and of either what exchanges and a library that multiplies do. All of it is had
+        since the bind."""
         lines: dict[str, int] = {}
         for memory in self._memories:
             lines[memory.line] = lines.get(memory.line, 0) + memory.nbytes
         host = sum(memory.nbytes for memory in self._hosts) + (self._block.nbytes if self._block is not None else 0)
         lines[STAGING_LINE] = host
+        if self._tuned is not None and self._tuned.library_bytes:
+            lines[LINE] = lines.get(LINE, 0) + self._tuned.library_bytes
         lines |= self._own_pools.memory_lines() if self._own_pools is not None else {}
         return lines | (dict(self._transport.memory_lines()) if self._transport and self._own_transport else {})
 
@@ -261,17 +270,21 @@ class GpuProgram:
             for recording, segment in zip(known.recorded(self._device), known.segments, strict=True):
                 if recording is not None:
                     self._device.replay(recording)
-                self._exchange(segment, batch)
+                self._between(segment, batch)
             return
         done = []
         for piece in pieces(self._plan, self._places, section, shape):
             if piece.launches:
                 self._device.launch(piece.launches)
-            self._exchange(piece, batch)
+            self._between(piece, batch)
             done.append(piece)
         self._shapes.keep(section, shape, done)
 
-    def _exchange(self, segment: Segment, batch: Batch) -> None:
+    def _between(self, segment: Segment, batch: Batch) -> None:
+        """What comes behind the launches of a segment."""
+        if segment.product is not None:
+            assert self._tuned is not None and self._tuned.gemm is not None, "chosen with its library"
+            self._tuned.gemm.multiply(segment.product)
         if segment.exchange is None:
             return
         assert self._transport is not None, "checked at bind"
@@ -335,6 +348,11 @@ class GpuProgram:
                 self._device.wait()
         finally:
             passing.close()
+
+    def _tune(self) -> None:
+        if self._tuning is not None:
+            self._tuned = self._tuning.tune(self._plan, self._places)
+            self._memories += [self._tuned.slab] if self._tuned.slab is not None else []
 
     def _fill(self, weights: CardWeights, progress: LoadProgress) -> None:
         staging = Staging(self._device, LOAD_LINE, min(STAGING_BYTES, max(weights.nbytes, 4096)))

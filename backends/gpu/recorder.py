@@ -1,6 +1,7 @@
-"""A recorder: a section's ops and a batch's shape become segments of launches, with an exchange between each two.
+"""A recorder: a section's ops and a batch's shape become segments of launches, with an exchange, or a product that a
+library makes (backends.gpu.library_gemm), between each two.
 
-    ops + BatchShape ──▶ (launches) exchange (launches) exchange … (launches)
+    ops + BatchShape ──▶ (launches) exchange (launches) product (launches) exchange … (launches)
 
 What is decided here, once for each shape:
 - *Scope.* Behind `SelectRows` an op has the rows whose logits are wanted; with none it has no launch, and an exchange
@@ -13,13 +14,27 @@ Launches depend on the shape alone, so those of one shape can be recorded and re
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 
-from backends.base import Attention, Buffer, DeltaNet, GatedActivation, Limits, Norm, Op, Rope, RopeStore, Weight
+from backends.base import (
+    Attention,
+    Buffer,
+    DeltaNet,
+    GatedActivation,
+    Limits,
+    Linear,
+    Norm,
+    Op,
+    Rope,
+    RopeStore,
+    Weight,
+)
 from backends.gpu import held
 from backends.gpu.batch import MANY_TILE_ROWS, few_rows_most, few_tiles_most
 from backends.gpu.launch import Launch, Symbol
+from backends.gpu.library_gemm import Product, Work
 from backends.gpu.ops import delta
 from backends.gpu.ops.buffers import Planes
 from backends.gpu.plan import Placed, Plan, sketched
@@ -34,11 +49,13 @@ QUANTISE_COLS = 32
 
 @dataclass(frozen=True)
 class Segment:
-    """Launches, and the exchange of so many `rows` that comes behind them; at the end of a section none does."""
+    """Launches, and what comes behind them: the exchange of so many `rows`, or a product; at the end of a section
+    neither does."""
 
     launches: tuple[Launch, ...]
     exchange: Exchange | None = None
     rows: int = 0
+    product: Product | None = None
 
 
 def segments(plan: Plan, places: Placed, section: int, shape: BatchShape) -> tuple[Segment, ...]:
@@ -47,12 +64,12 @@ def segments(plan: Plan, places: Placed, section: int, shape: BatchShape) -> tup
 
 
 def joined(parts: Iterable[Segment]) -> tuple[Segment, ...]:
-    """Pieces as segments: each ends with an exchange, the last one without."""
+    """Pieces as segments: each ends with an exchange or a product, the last one without."""
     found: list[Segment] = []
     launches: list[Launch] = []
     for part in parts:
         launches += part.launches
-        if part.exchange is not None:
+        if part.exchange is not None or part.product is not None:
             found.append(replace(part, launches=tuple(launches)))
             launches = []
     return (*found, Segment(tuple(launches)))
@@ -68,12 +85,24 @@ def pieces(plan: Plan, places: Placed, section: int, shape: BatchShape) -> Itera
             ready = None
             if not own.empty:
                 yield Segment((), op, own.rows)
-                yield Segment(kinds.launches(op, places, own, None))
+                yield from cut(kinds.launches(op, places, own, None))
             continue
         planes = quantised(places) if _quantises_for(op, _behind(plan, section, at), places, own.rows) else None
         # The planes of the op before are read by this one, those of this one by the next.
-        yield Segment(kinds.launches(op, places, own, ready if planes is None else planes))
+        yield from cut(kinds.launches(op, places, own, ready if planes is None else planes))
         ready = planes
+
+
+def cut(work: Iterable[Work]) -> Iterator[Segment]:
+    """What an op has to do, with a product at the end of each piece but the last."""
+    launches: list[Launch] = []
+    for each in work:
+        if isinstance(each, Product):
+            yield Segment(tuple(launches), product=each)
+            launches = []
+        else:
+            launches.append(each)
+    yield Segment(tuple(launches))
 
 
 def _behind(plan: Plan, section: int, at: int) -> Op | None:
@@ -93,17 +122,19 @@ def _quantises_for(op: Op, behind: Op | None, places: Places, rows: int) -> bool
 
 
 def symbols(plan: Plan) -> tuple[Symbol, ...]:
-    """Everything that batches within the limits may launch, of all sections; what moves states as well."""
-    places = sketched(plan)
-    found: list[Launch] = list(recurrent.copies(places, places.batch("pairs"), 1))
+    """Everything that batches within the limits may launch, of all sections and in all forms; what moves states as
+    well."""
+    places, *others = (sketched(plan, forms) for forms in plan.forms)
+    found: list[Work] = list(recurrent.copies(places, places.batch("pairs"), 1))
     if plan.held_rows:
         found += held.accepts(plan.ops, places, 1)
     for section, ops in enumerate(plan.sections):
         shapes = list(_samples(plan, section))
         for op, scope in _distinct(plan, ops):
-            for shape in shapes:
-                found += kinds.launches(op, places, replace(shape, rows=shape.logit_rows) if scope else shape, None)
-    return tuple({launch.symbol.name: launch.symbol for launch in found}.values())
+            for shape, at in itertools.product(shapes, (places, *others) if isinstance(op, Linear) else (places,)):
+                own = replace(shape, rows=shape.logit_rows) if scope else shape
+                found += kinds.launches(op, at, own, None)
+    return tuple({each.symbol.name: each.symbol for each in found if isinstance(each, Launch)}.values())
 
 
 def _distinct(plan: Plan, section: range) -> list[tuple[Op, int]]:

@@ -24,6 +24,9 @@ CARDS = "HOMESERVE_TESTING_CARDS"
 
 TRANSPORT = "HOMESERVE_TRANSPORT"
 """Which way rows take between cards; read by the ranks that have one (backends.gpu.transport.probe)."""
+TUNE, GEMM = "HOMESERVE_TUNE", "HOMESERVE_GEMM"
+"""Whether ranks on cards measure which kernels are ahead, and by which library they may multiply (backends.gpu.tuning,
+backends.gpu.library_gemm)."""
 _OURS = ENV_PREFIX + "TEST"
 """Variables of the test scripts, which are no settings."""
 
@@ -197,7 +200,7 @@ def _drafts_test(environ: Mapping[str, str]) -> str:
 
 
 def _unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    known = [variable(name) for name in options()] + [TESTING, FAULT, DRAFTS, TRANSPORT]
+    known = [variable(name) for name in options()] + [TESTING, FAULT, DRAFTS, TRANSPORT, TUNE, GEMM]
     unknown = sorted(
         name for name in environ if name.startswith(ENV_PREFIX) and not name.startswith(_OURS) and name not in known
     )

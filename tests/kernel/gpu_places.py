@@ -31,6 +31,7 @@ from backends.base import (
 from backends.gpu import states as layout
 from backends.gpu.arch import arch
 from backends.gpu.device import CardFacts
+from backends.gpu.forms import Forms
 from backends.gpu.launch import Launch
 from backends.gpu.ops import delta
 from backends.gpu.ops.buffers import Rows
@@ -74,6 +75,8 @@ class Book:
     ranks: int = 1
     facts: CardFacts = FACTS
     kv: KvPool = NO_KV
+    forms: Forms = Forms(FACTS.arch)
+    library: int = 0
     scratches: dict[str, Array] = field(default_factory=dict)
     buffers: dict[str, tuple[Buffer, Array]] = field(default_factory=dict)
     matrices: dict[str, gpu_weights.Matrix] = field(default_factory=dict)

@@ -31,10 +31,11 @@ from backends.base import (
 )
 from backends.gpu.arch import arch
 from backends.gpu.device import CardFacts
+from backends.gpu.forms import Forms
 from backends.gpu.plan import ALIGN, Plan, sketched
 from backends.gpu.recorder import segments, symbols
-from backends.gpu.steps import attention, dense
-from backends.gpu.steps.base import BatchShape
+from backends.gpu.steps import attention
+from backends.gpu.steps.base import BatchShape, Stored
 from backends.quant import QuantType
 
 X, H, Q, K, V, OUT, Y = (Buffer(name, 64) for name in ("x", "h", "q", "k", "v", "out", "y"))
@@ -174,7 +175,8 @@ def test_a_norm_quantises_for_few_rows_alone() -> None:
 
 @pytest.mark.parametrize(("name", "most"), [("sm_86", 8), ("gfx1103", 8), ("gfx1030", 16)])
 def test_the_crossover_of_linear_layers(name: str, most: int) -> None:
-    assert dense.is_few(QuantType.Q4_K, arch(name), most) and not dense.is_few(QuantType.Q4_K, arch(name), most + 1)
+    forms, matrix = Forms(arch(name)), Stored(QuantType.Q4_K, 0, 512, 256)
+    assert forms.is_few(matrix, most) and not forms.is_few(matrix, most + 1)
 
 
 def test_rows_that_nobody_wants_launch_nothing_behind_the_selection() -> None:

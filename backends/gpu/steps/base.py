@@ -8,6 +8,7 @@ from typing import Protocol
 
 from backends.base import Buffer, KvPool, Limits, Rope, StatePool, TensorView, Weight
 from backends.gpu.device import CardFacts
+from backends.gpu.forms import Forms
 from backends.gpu.ops.buffers import Planes, Rows
 from backends.gpu.ops.quants import quantised_bytes
 from backends.quant import QuantType
@@ -75,6 +76,9 @@ class Places(Protocol):
     kv: KvPool
     states: StatePool
     ranks: int
+    forms: Forms
+    library: int
+    """Of the slab of backends.gpu.library_gemm; 0: no form takes it."""
 
     def rows(self, buffer: Buffer) -> Rows: ...
 

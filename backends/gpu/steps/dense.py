@@ -1,11 +1,12 @@
 """Everything between attention and exchanges that treats each row by itself: embedding, norms, linear layers, and the
 ops that change a row in place.
 
-A `Linear` has two forms, and each of its matrices takes the one that is ahead for its type and the batch's rows
-(`few_rows_most`):
+A `Linear` has three forms, and each of its matrices takes the one that is ahead for its type, its shape and the batch's
+rows (backends.gpu.forms):
 
-    few     quantize_rows of src, unless the op before did (`planes`) ─ linear_few for each matrix
-    many    halve_rows of src, once ─ linear_many for each matrix
+    few         quantize_rows of src, unless the op before did (`planes`) ─ linear_few for each matrix
+    many        halve_rows of src, once ─ linear_many for each matrix
+    library     the same halves ─ a library's product (backends.gpu.library_gemm), only where it was measured ahead
 
 Matrices of floats take the rows as they are in the first form.
 """
@@ -26,62 +27,50 @@ from backends.base import (
     Softcap,
     Zero,
 )
-from backends.gpu.arch import Arch
+from backends.gpu import library_gemm
+from backends.gpu.forms import FEW_LEAST, FEW_MOST
+from backends.gpu.forms import few_rows_most as few_rows_most
 from backends.gpu.launch import Launch
+from backends.gpu.library_gemm import Work
 from backends.gpu.ops import linear, many, mixers, quants
 from backends.gpu.ops.buffers import NONE, Planes, Rows
 from backends.gpu.steps.base import BatchShape, Context, Places, Stored, quantised, quantised_scratch
-from backends.quant import QuantType
 
 HALVES, SCALES = "halves", "halves scales"
-"""Scratch of the second form."""
-
-
-def few_rows_most(quant: QuantType, arch: Arch) -> int:
-    """Up to how many rows the few-row form of a linear layer is ahead. Not measured yet: where one block still takes
-    all rows, so that the matrix is read once; without matrix cores the other form multiplies as this one does and its
-    halves cost more, so there twice as many."""
-    most = linear.VARIANTS[-1]
-    return 2 * most if arch.matrix == "none" and quant not in quants.FLOATS else most
-
-
-def is_few(quant: QuantType, arch: Arch, rows: int) -> bool:
-    return rows <= few_rows_most(quant, arch)
+"""Scratch of the second form and the third."""
 
 
 def wants_planes(op: Op, places: Places, rows: int, src: Buffer) -> bool:
     """Whether an op reads `src` quantised if it has so many rows: a Linear with packed matrices in the first form."""
     if not isinstance(op, Linear) or op.src.name != src.name:
         return False
-    return any(_reads_planes(places.matrix(part.weight).quant, places.facts.arch, rows) for part in op.parts)
+    return any(_reads_planes(places, places.matrix(part.weight), rows) for part in op.parts)
 
 
-def _reads_planes(quant: QuantType, arch: Arch, rows: int) -> bool:
-    return quant not in quants.FLOATS and is_few(quant, arch, rows)
+def _reads_planes(places: Places, matrix: Stored, rows: int) -> bool:
+    return matrix.quant not in quants.FLOATS and places.forms.is_few(matrix, rows)
 
 
 # ------------------------------------------------------------------------------------------------------------- scratch
 
 
 def scratch(op: Op, context: Context) -> dict[str, int]:
+    """Whatever form is chosen later."""
     if not isinstance(op, Linear):
         return {}
-    arch, rows, width = context.facts.arch, context.rows, op.src.width
+    rows, width = context.rows, op.src.width
     found: dict[str, int] = {}
-    for quant in dict.fromkeys(context.weights[part.weight.name].type for part in op.parts):
-        most = few_rows_most(quant, arch)
-        if quant not in quants.FLOATS:
-            sizes = quantised_scratch(min(rows, most), width)
-            found |= {name: max(found.get(name, 0), size) for name, size in sizes.items()}
-        if rows > most:
-            found |= {HALVES: many.halved_bytes(rows, width), SCALES: 4 * rows}
+    if any(context.weights[part.weight.name].type not in quants.FLOATS for part in op.parts):
+        found |= quantised_scratch(min(rows, FEW_MOST), width)
+    if rows > FEW_LEAST:
+        found |= {HALVES: many.halved_bytes(rows, width), SCALES: 4 * rows}
     return found
 
 
 # ------------------------------------------------------------------------------------------------------------ launches
 
 
-def launches(op: Op, places: Places, shape: BatchShape, planes: Planes | None = None) -> tuple[Launch, ...]:
+def launches(op: Op, places: Places, shape: BatchShape, planes: Planes | None = None) -> tuple[Work, ...]:
     """`planes`: where a norm or an activation is to put its result quantised too; of a Linear, where src is so."""
     if isinstance(op, SelectRows):
         return _select(op, places, shape)
@@ -142,19 +131,19 @@ def _select(op: SelectRows, places: Places, shape: BatchShape) -> tuple[Launch, 
     return (mixers.select_rows(shape.logit_rows, op.out.width, places.rows(op.src), indices, out, add),)
 
 
-def _linear(op: Linear, places: Places, rows: int, planes: Planes | None) -> tuple[Launch, ...]:
-    arch, src = places.facts.arch, places.rows(op.src)
+def _linear(op: Linear, places: Places, rows: int, planes: Planes | None) -> tuple[Work, ...]:
+    forms, src = places.forms, places.rows(op.src)
     parts = [(part, places.matrix(part.weight)) for part in op.parts if part.out.width]
-    found: list[Launch] = []
-    if planes is None and any(_reads_planes(matrix.quant, arch, rows) for _, matrix in parts):
+    found: list[Work] = []
+    if planes is None and any(_reads_planes(places, matrix, rows) for _, matrix in parts):
         planes = quantised(places)
         found.append(quants.quantize_rows(src, planes, rows, op.src.width))
     halved = None
-    if any(not is_few(matrix.quant, arch, rows) for _, matrix in parts):
+    if any(not forms.is_few(matrix, rows) for _, matrix in parts):
         halved = many.Halved(places.scratch(HALVES), places.scratch(SCALES), op.src.width)
         found += many.halve(halved, src.at, rows, src.stride)
     for part, matrix in parts:
-        if is_few(matrix.quant, arch, rows):
+        if forms.is_few(matrix, rows):
             acts = src if matrix.quant in quants.FLOATS else planes
             assert acts is not None, "quantised above"
             found.append(_few(part, matrix, acts, places, rows))
@@ -176,7 +165,9 @@ def _few(part: LinearPart, matrix: Stored, acts: Planes | Rows, places: Places, 
     )
 
 
-def _many(part: LinearPart, matrix: Stored, src: many.Halved, places: Places, rows: int) -> tuple[Launch, ...]:
-    out = places.rows(part.out)
+def _many(part: LinearPart, matrix: Stored, src: many.Halved, places: Places, rows: int) -> tuple[Work, ...]:
+    out, bias = places.rows(part.out), places.vector(part.bias)
     own = many.Matrix(matrix.quant, matrix.at, matrix.rows, matrix.cols)
-    return many.linear(own, src, rows, out.at, out.stride, places.vector(part.bias))
+    if places.forms.is_library(matrix, rows):
+        return library_gemm.linear(own, src, rows, out.at, out.stride, bias, places.library)
+    return many.linear(own, src, rows, out.at, out.stride, bias)

@@ -12,7 +12,7 @@ from backends.base import (
     Op,
     RopeStore,
 )
-from backends.gpu.launch import Launch
+from backends.gpu.library_gemm import Work
 from backends.gpu.ops.buffers import Planes
 from backends.gpu.steps import attention, dense, exchange, experts, recurrent
 from backends.gpu.steps.base import BatchShape, Context, Places
@@ -39,7 +39,7 @@ def scratch(op: Op, context: Context) -> dict[str, int]:
     return found
 
 
-def launches(op: Op, places: Places, shape: BatchShape, planes: Planes | None) -> tuple[Launch, ...]:
+def launches(op: Op, places: Places, shape: BatchShape, planes: Planes | None) -> tuple[Work, ...]:
     """What has to run of an op; of an exchange, what has to run behind it."""
-    found: tuple[Launch, ...] = _module(op).launches(op, places, shape, planes)
+    found: tuple[Work, ...] = _module(op).launches(op, places, shape, planes)
     return found
