@@ -4,7 +4,7 @@
 //
 // Calls are those of a communicator that does not block: they hand work to a thread of the communicator's and answer "in
 // progress", and ncclCommGetAsyncError tells when it is done. Work of one communicator is done in its order. A sum is added in
-// the order of the ranks.
+// the order of the ranks. A call before the last one is done is refused, as the real library refuses it.
 //
 // NCCL_FAKE is a list of words, separated by commas:
 //     old         version 2.13
@@ -183,8 +183,8 @@ struct Comm {
 thread_local int group_depth = 0;
 thread_local std::vector<std::pair<Comm *, Transfer>> group;
 
-int transfer(void *at, size_t count, int type, int peer, Comm *comm, bool sends) {
-    if (type != FLOAT32 || peer < 0 || peer >= comm->ranks || peer == comm->rank || !at) return ARGUMENT;
+int transfer(void *at, size_t count, int type, int peer, Comm *comm, void *stream, bool sends) {
+    if (comm->status != SUCCESS || !stream || type != FLOAT32 || peer < 0 || peer >= comm->ranks || peer == comm->rank || !at) return ARGUMENT;
     Ring *ring = sends ? &comm->shared->rings[comm->rank][peer] : &comm->shared->rings[peer][comm->rank];
     const Transfer one{static_cast<char *>(at), count * 4, 0, ring, sends};
     if (group_depth) {
@@ -255,9 +255,8 @@ API int ncclCommAbort(Comm *comm) {
     return SUCCESS;
 }
 
-
-API int ncclAllReduce(const void *source, void *target, size_t count, int type, int op, Comm *comm, void *) {
-    if (source != target || type != FLOAT32 || op != 0) return ARGUMENT;
+API int ncclAllReduce(const void *source, void *target, size_t count, int type, int op, Comm *comm, void *stream) {
+    if (comm->status != SUCCESS || !stream || source != target || type != FLOAT32 || op != 0) return ARGUMENT;
     comm->ask([=] { comm->sum(static_cast<float *>(target), count); });
     return IN_PROGRESS;
 }
@@ -278,10 +277,10 @@ API int ncclGroupEnd() {
     return IN_PROGRESS;
 }
 
-API int ncclSend(const void *at, size_t count, int type, int peer, Comm *comm, void *) {
-    return transfer(const_cast<void *>(at), count, type, peer, comm, true);
+API int ncclSend(const void *at, size_t count, int type, int peer, Comm *comm, void *stream) {
+    return transfer(const_cast<void *>(at), count, type, peer, comm, stream, true);
 }
 
-API int ncclRecv(void *at, size_t count, int type, int peer, Comm *comm, void *) {
-    return transfer(at, count, type, peer, comm, false);
+API int ncclRecv(void *at, size_t count, int type, int peer, Comm *comm, void *stream) {
+    return transfer(at, count, type, peer, comm, stream, false);
 }

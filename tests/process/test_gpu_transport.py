@@ -345,7 +345,7 @@ def test_a_group_of_which_a_call_fails_is_not_left_open(nccl: Path) -> None:
     communicator = library.communicator(f"/proc/self/fd/{memory}".encode().ljust(128, b"\0"), 0, 1, PATIENCE_S)
     os.close(memory)
     with pytest.raises(NcclError, match="ncclSend failed: invalid argument"), communicator.group():
-        communicator.send(4096, 1, 0, 0)  # to itself
+        communicator.send(4096, 1, 0, 1)  # to itself
     with pytest.raises(NcclError, match="ncclGroupEnd failed"):  # of none
         library.call("ncclGroupEnd")
     communicator.close()
