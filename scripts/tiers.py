@@ -35,7 +35,7 @@ FOLDERS = {
 FOLDER_LIMIT_S = {"fast": 600, "full": 2400, "slow": 3 * 3600}
 """The longest that one folder may take; a hang of pytest itself ends here."""
 SPREAD = ("contract", "unit", "kernel", "model")
-"""Folders whose tests run in two processes side by side: they start no others and measure nothing. All else has the
+"""Folders whose tests run in two processes side by side: they start few others and measure nothing. All else has the
 machine to itself."""
 MUTANT_SAMPLE = 3
 """Mutants tried by `full`; `mutants` tries them all."""

@@ -129,11 +129,19 @@ def load(boot: Boot, spec: LoadSpec, progress: LoadProgress, faults: FaultPoint)
     except DeviceLost:
         raise
     except GpuError as error:
-        opened.close()
+        _put_away(opened)
         raise told(boot, error) from error
     except BaseException:
-        opened.close()
+        _put_away(opened)
         raise
+
+
+def _put_away(opened: ExitStack) -> None:
+    """Of a failed load. Why it failed is to be told, so what goes wrong here is logged and no more."""
+    try:
+        opened.close()
+    except Exception:  # the failure of the load is on its way
+        log.exception("not everything of a failed load was given back")
 
 
 class _Load:

@@ -18,8 +18,9 @@ from backends.gpu.errors import (
 )
 from homeserve.errors import BudgetError, DeviceError
 from homeserve.wire.codec import decode, encode
-from homeserve.wire.records import Boot, Result
+from homeserve.wire.records import Boot, LoadSpec, Result
 from homeserve.wire.refusal import error_of, refused
+from homeserve.worker import load as loading
 from homeserve.worker.cards import LOG_LINES, told
 from homeserve.worker.load import Loaded
 
@@ -79,3 +80,21 @@ def test_what_cannot_be_given_back_keeps_nothing_else_from_it() -> None:
     with pytest.raises(DriverError):
         loaded.close()
     assert order == ["flip", "layouts", "collective", "backend"]
+
+
+def test_a_load_that_failed_says_why_though_not_everything_can_be_given_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(self: Any) -> None:
+        def close() -> None:
+            raise DriverError("an address that is not mapped", fix="report this")
+
+        self._opened.callback(close)
+        raise BudgetError("kv does not fit", fix="lower --kv-tokens")
+
+    monkeypatch.setattr(loading._Load, "run", run)
+    nothing = cast(Any, None)
+    spec = LoadSpec(path="model.gguf", kv_slots=16, kv_type="f16", rows=1, logit_rows=1, lanes=1, lane_pages=1)
+    with caplog.at_level(logging.ERROR), pytest.raises(BudgetError, match="kv does not fit"):
+        loading.load(BOOT, spec, nothing, nothing)
+    assert "an address that is not mapped" in caplog.text
