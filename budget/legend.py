@@ -22,6 +22,8 @@ _MEANINGS: Mapping[str, str] = {
     "window": "layers with one see only so many tokens, the last ones, and keep no others",
     "state": "what recurrent layers remember of a request, whatever its length",
     "state checkpoints": "copies of it, so that a prompt that was seen before need not be read again",
+    "staging": "pinned memory through which cards get their batches and give their logits",
+    "exchange": "pinned memory through which a card's rows go to other devices",
     "plan log": "shared memory in which the engine writes down each step for all workers",
     "rank": "one worker process and its device",
 }
@@ -29,6 +31,8 @@ _MEANINGS: Mapping[str, str] = {
 _PATTERNS: Mapping[str, str] = {
     # A line of a ledger, not the word in a sentence.
     "state": r"(?m)^  (?:[ +]\s+[\d .]+  )?state\s{2,}",
+    "staging": r"(?m)^  (?:[ +]\s+[\d .]+  )?staging\s{2,}",
+    "exchange": r"(?m)^  (?:[ +]\s+[\d .]+  )?exchange\s{2,}",
     "drafts": r"(?m)^  (?:[ +]\s+[\d .]+  )?drafts(?:, rank \d+)?\s{2,}",
     # Of layers, not of a bus.
     "window": r"\(\s*window\s+\d",

@@ -38,6 +38,8 @@ _TOGETHER = (WEIGHTS, KV, STATE)
 """Lines that ranks of one memory hold together; a copy of the weights is held together in any case."""
 _COUNTED_AS = {"weights arena": WEIGHTS, "communicators": "mailboxes"}
 """Lines of the plan that a rank on a card calls otherwise."""
+_UNFORESEEN = ("library",)
+"""Lines of a card that no plan has: what a library that multiplies takes, where one is found and ahead."""
 _PINNED = (STAGING, EXCHANGE, SIDE)
 """Lines of the host that a rank on a card counts."""
 _DRAINING, _CHANGING = "draining", ("committing", "checking")
@@ -177,6 +179,7 @@ def card_lines(plan: Plan, rank: int, counted: Mapping[str, int]) -> tuple[tuple
         there = line.device == device or (line.device == host and name in _PINNED)
         if there and first in line.held and layout in ("", first) and size is not None:
             found.append((line.device, line.name, size))
+    found += [(device, name, counted[name]) for name in _UNFORESEEN if counted.get(name)]
     return tuple(dict.fromkeys(found))
 
 

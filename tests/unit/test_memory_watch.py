@@ -84,6 +84,7 @@ def test_what_ranks_on_cards_counted_are_lines_of_the_plan() -> None:
     own = ((0, "weights arena", 100), (0, "kv, pipeline", 50), (0, "communicators", 7), (2, "staging", 1))
     assert card_lines(plan, 0, counted) == own
     assert card_lines(plan, 1, counted) == ((1, "weights arena", 100), (2, "staging", 1))
+    assert card_lines(plan, 1, {"library": 9}) == ((1, "library", 9),), "what no plan foresees is told all the same"
 
 
 def test_free_memory_of_cards_is_that_of_their_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
