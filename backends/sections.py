@@ -85,6 +85,30 @@ def rows_of(ops: Sequence[Op], limits: Limits) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
+def left_by(op: Op, rank: int | None) -> Buffer | int:
+    """What rank `rank` has of a section that ends with `op`: the buffer that this writes, or how wide the rows are that
+    another rank gets instead. Raises ValueError for an op that leaves no rows."""
+    match op:
+        case SendRows():
+            return 0
+        case GatherRows(parts=(part,), target=target):
+            return part.out if target in (None, rank) else part.out.width
+        case SumRows(buffer=buffer):
+            return buffer
+        case Linear(parts=parts):
+            return parts[-1].out
+        case RopeStore(q=q):
+            return q
+        case Softcap(src=src) | Scale(src=src):
+            return src
+        case AddGated(into=into):
+            return into
+        case GatherRows() | ReceiveRows() | DraftStep():
+            raise ValueError(f"a program cannot end with {type(op).__name__}")
+        case _:
+            return op.out
+
+
 def buffers_of(op: Op, scope: int, rank: int | None) -> Iterator[tuple[Buffer, int]]:
     """Every buffer of an op that rank `rank` uses, with the scope of its rows."""
     match op:

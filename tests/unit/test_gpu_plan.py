@@ -141,6 +141,12 @@ def test_what_a_section_leaves() -> None:
         plan([*ops_of()[:-2], ReceiveRows((X,), 0, "stream 0")], rank=1, ranks=2).output(0)
 
 
+@pytest.mark.parametrize("more", [{"rows": 65536}, {"lanes": 65536}, {"logit_rows": 65536}], ids=str)
+def test_batches_are_no_larger_than_a_grid(more: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="65536.*at most 65535 of each"):
+        plan(limits=replace(LIMITS, **more))
+
+
 @pytest.mark.parametrize("lane_pages", [8, 4096, 65536])
 def test_parts_of_attention_fit_however_long_a_sequence_may_be(lane_pages: int) -> None:
     made = plan(limits=replace(LIMITS, lanes=64, lane_pages=lane_pages))
