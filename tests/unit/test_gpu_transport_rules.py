@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from backends import ops
 from backends.acts import NoCredit, PeerLate, Stamp, StampMismatch
 from backends.base import Collective
+from backends.gpu.errors import DriverError, DriverMissing
 from backends.gpu.ops.buffers import NONE, Rows
 from backends.gpu.transport import base, nccl_library, probe
 from backends.gpu.transport.aperture import OTHERS_BYTES, Apertures, is_narrow, window_bytes
@@ -271,6 +272,25 @@ def test_variables_of_the_library_are_set_where_the_user_has_not(caplog: pytest.
         assert nccl_library.set_defaults(environ) == {"NCCL_NVLS_ENABLE": "0", "NCCL_CUMEM_ENABLE": "1"}
     assert environ == {"NCCL_NVLS_ENABLE": "0", "NCCL_CUMEM_ENABLE": "1"}
     assert "NCCL_NVLS_ENABLE=0, NCCL_CUMEM_ENABLE=1" in caplog.text
+
+
+def test_a_library_that_is_too_old_does_not_hide_a_newer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"old.so": DriverError("too old", fix="a newer one"), "gone.so": DriverMissing("not there", fix="install")}
+
+    def library(vendor: str, path: str) -> str:
+        if path in found:
+            raise found[path]
+        return path
+
+    monkeypatch.setattr(nccl_library, "Library", library)
+    monkeypatch.setattr(nccl_library, "_candidates", lambda vendor: ("gone.so", "old.so", "new.so"))
+    assert str(nccl_library.find("nvidia")) == "new.so"
+    monkeypatch.setattr(nccl_library, "_candidates", lambda vendor: ("gone.so", "old.so"))
+    with pytest.raises(DriverError, match="too old"):
+        nccl_library.find("nvidia")
+    monkeypatch.setattr(nccl_library, "_candidates", lambda vendor: ("gone.so",))
+    with pytest.raises(DriverMissing, match="looked for gone.so"):
+        nccl_library.find("nvidia")
 
 
 def test_versions_are_told_as_people_write_them() -> None:

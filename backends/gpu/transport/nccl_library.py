@@ -231,17 +231,21 @@ class Communicator:
 
 
 def find(vendor: Vendor) -> Library:
-    """Of the system, of ROCm's folder, or of a wheel in this environment. Raises DriverMissing, DriverError."""
-    tried = []
+    """Of the system, of ROCm's folder, or of a wheel in this environment: the first one that can be used. Raises
+    DriverMissing, and for what is there and cannot be used DriverError of the first."""
+    tried: list[str] = []
+    refused: DriverError | None = None
     for path in _candidates(vendor):
         tried.append(path)
         if os.path.isabs(path) and not os.path.exists(path):
             continue
         try:
             return Library(vendor, path)
-        except DriverMissing:
-            if os.path.isabs(path):
-                raise
+        except DriverError as error:
+            if os.path.isabs(path) or not isinstance(error, DriverMissing):
+                refused = refused or error
+    if refused is not None:
+        raise refused
     raise DriverMissing(f"{TITLES[vendor]} was not found; looked for {', '.join(tried)}", fix=_INSTALL[vendor])
 
 
