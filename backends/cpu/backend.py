@@ -21,32 +21,23 @@ import numpy.typing as npt
 from backends import kv_shapes
 from backends.base import (
     NO_STATES,
-    AddGated,
     Batch,
     Binding,
+    Buffer,
     Capability,
     Collective,
     DeviceFacts,
-    DraftStep,
-    GatherRows,
     JoinHidden,
     KvPool,
     Limits,
-    Linear,
     LoadProgress,
     MemoryRegion,
     Op,
     OpenOptions,
     PoolParts,
-    ReceiveRows,
-    RopeStore,
-    Scale,
-    SendRows,
     Shared,
     SharedPools,
-    Softcap,
     StatePool,
-    SumRows,
     TensorView,
     WeightHome,
 )
@@ -65,6 +56,7 @@ from backends.host.memory import Mapping as MemoryMapping
 from backends.host.memory import SharedMapping
 from backends.host.team import Team
 from backends.needs import refuse_missing
+from backends.sections import left_by
 
 Ints = npt.NDArray[np.int32]
 
@@ -415,32 +407,13 @@ class CpuProgram:
 
 
 def _output_view(plan: Plan, section: range) -> npt.NDArray[np.float32]:
-    """The buffer that the last op of a section writes, all its rows, without the padding."""
-    last = plan.ops[section[-1]]
-    match last:
-        case SendRows():
-            return np.zeros((0, 0), np.float32)
-        case GatherRows(parts=(part,), target=target):
-            if target not in (None, plan.rank):
-                return np.zeros((0, part.out.width), np.float32)
-            name = part.out.name
-        case SumRows(buffer=buffer):
-            name = buffer.name
-        case Linear(parts=parts):
-            name = parts[-1].out.name
-        case RopeStore(q=q):
-            name = q.name
-        case Softcap(src=src) | Scale(src=src):
-            name = src.name
-        case AddGated(into=into):
-            name = into.name
-        case GatherRows() | ReceiveRows() | DraftStep():
-            raise ValueError(f"a program cannot end with {type(last).__name__}")
-        case _:
-            name = last.out.name
-    buffer, offset = plan.buffers[name]
-    rows, stride = plan.op_rows[section[-1]], padded(buffer.width)
-    return floats_at(plan.workspace.address(offset), rows * stride).reshape(rows, stride)[:, : buffer.width]
+    """What a section leaves, all its rows, without the padding."""
+    left = left_by(plan.ops[section[-1]], plan.rank)
+    if not isinstance(left, Buffer):
+        return np.zeros((0, left), np.float32)
+    _, offset = plan.buffers[left.name]
+    rows, stride = plan.op_rows[section[-1]], padded(left.width)
+    return floats_at(plan.workspace.address(offset), rows * stride).reshape(rows, stride)[:, : left.width]
 
 
 def _int32(array: Ints) -> Ints:
