@@ -162,32 +162,38 @@ class Tuning:
         trial.gemm = self._found()
         if trial.gemm is None:
             return
+        free = self._device.free_bytes()
         try:
             slab = self._device.allocate(SLAB_BYTES, LINE, "rows of a matrix unpacked for a library")
         except OutOfDeviceMemory as error:
             self._tell(f"{error.message}; own kernels multiply")
             return
-        places.library, free = slab.address, self._device.free_bytes()
-        library: dict[ShapeClass, int] = {}
+        places.library = slab.address
+        chosen: dict[ShapeClass, int] = {}
         try:
-            for each, taken in samples.items():
-                border = self._library(each, taken, trial, tuned.forms)
-                if border != NEVER:
-                    library[each] = border
-        except GemmRefused as error:
-            library.clear()
-            self._refuse(error)
-        except BaseException:
-            slab.close()
-            raise
+            chosen = self._libraries(samples, trial, tuned.forms)
         finally:
             places.library = 0
-        tuned.library_bytes = max(0, free - self._device.free_bytes())
-        tuned.forms = replace(tuned.forms, library=library)
-        if library:
-            tuned.slab, tuned.gemm = slab, trial.gemm
-        else:
-            slab.close()
+            if not chosen:
+                slab.close()
+        tuned.library_bytes = max(0, free - self._device.free_bytes() - (slab.nbytes if chosen else 0))
+        if chosen:
+            tuned.forms, tuned.slab, tuned.gemm = replace(tuned.forms, library=chosen), slab, trial.gemm
+
+    def _libraries(
+        self, samples: Mapping[ShapeClass, list[Sample]], trial: Trial, forms: Forms
+    ) -> dict[ShapeClass, int]:
+        """Borders of the classes that take the library; one that refuses to multiply has none."""
+        found: dict[ShapeClass, int] = {}
+        try:
+            for each, taken in samples.items():
+                border = self._library(each, taken, trial, forms)
+                if border != NEVER:
+                    found[each] = border
+        except GemmRefused as error:
+            self._refuse(error)
+            return {}
+        return found
 
     def _found(self) -> Gemm | None:
         if self._gemm is None and self._finder is not None:

@@ -88,9 +88,21 @@ class HostGemm:
             _at(p.out + 4 * row * p.out_stride, np.float32, 1, p.outs)[0] = total[row]
 
 
+class Greedy(HostGemm):
+    """It takes memory of the card when it first multiplies."""
+
+    TAKES = 1 << 20
+
+    def multiply(self, product: Product) -> None:
+        if not self._device.made:
+            self._device.take(self.TAKES, "what a library wants")
+        super().multiply(product)
+
+
 def _at(address: int, kind: type[np.generic], rows: int, stride: int) -> np.ndarray[Any, Any]:
     size = rows * stride * np.dtype(kind).itemsize
-    return np.frombuffer((ctypes.c_char * size).from_address(address), kind).reshape(rows, stride)
+    lies: np.ndarray[Any, Any] = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+    return lies.view(kind).reshape(rows, stride)
 
 
 def refused(device: Device) -> Gemm:
@@ -271,6 +283,14 @@ def test_the_slab_is_in_the_ledger_where_it_is_held(opened: Opener) -> None:
     lines = both.sides.program.memory_lines()
     assert lines[LINE] == library_gemm.SLAB_BYTES
     assert sum(lines[line] for line in ("weights", "kv", "workspace", LINE)) <= both.device.held
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_what_a_library_takes_for_itself_is_in_the_ledger(opened: Opener, leads: bool) -> None:
+    both = opened(price(library=0.1 if leads else 1.0), finder=Greedy)
+    slab = library_gemm.SLAB_BYTES if leads else 0
+    assert both.sides.program.memory_lines()[LINE] == Greedy.TAKES + slab
+    both.device.give(Greedy.TAKES)
 
 
 def test_the_library_is_compared_also_where_its_border_is_known(opened: Opener) -> None:
