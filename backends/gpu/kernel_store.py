@@ -71,7 +71,7 @@ class KernelStore:
         def one(symbol: Symbol) -> Binary:
             return self._cache.get(sources.program(symbol, self._arch.vendor), self._arch, compiler)
 
-        threads = min(len(missing), MOST_COMPILERS, os.cpu_count() or 1)
+        threads = min(len(missing), MOST_COMPILERS, len(os.sched_getaffinity(0)))
         with ThreadPoolExecutor(threads, thread_name_prefix="compile") as pool:
             return dict(zip(missing, pool.map(one, missing.values()), strict=True))
 
