@@ -7,11 +7,12 @@ each form and a gigabyte on disk, and is strong where its authors tuned it: MFMA
 
     the extra is not installed, or `refusal` names a reason         own kernel
     `arch_refusal` does, or the compiled code spills registers      own kernel
-    else, at the first start on a card                              measured
+    else, at the first start on a card                              to be measured
 
-The measurement is gpu_check's: results against each other first, then times at 512 and at 8192 positions. Triton's is
-taken for a form if it is faster by 5 % at both; that is kept beside the compiled code. The bits of a row differ between
-the two kernels, so the choice is part of a program, never of a plan: nothing may change it while sequences are alive.
+To be measured: results against each other first, then times at 512 and at 8192 positions, and Triton's is taken for a
+form if it is faster by 5 % at both. Nothing measures yet, for want of a card, so the worker launches the own kernel
+always. The bits of a row differ between the two kernels, so the choice will be part of a program, never of a plan:
+nothing may change it while sequences are alive.
 
 **What it covers.** Prefill, decode and verification (in parts, put together by our attention_merge); window, soft cap,
 sinks, gates, partial attention with its logarithm; f16 and bf16 pages. Not q8_0 or f8 pages, whose bytes our kernels
