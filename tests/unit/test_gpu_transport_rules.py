@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -14,14 +16,16 @@ from hypothesis import strategies as st
 from backends import ops
 from backends.acts import NoCredit, PeerLate, Stamp, StampMismatch
 from backends.base import Collective
+from backends.gpu.device import StreamDevice
 from backends.gpu.errors import DriverError, DriverMissing
 from backends.gpu.ops.buffers import NONE, Rows
 from backends.gpu.transport import base, nccl_library, probe
 from backends.gpu.transport.aperture import OTHERS_BYTES, Apertures, is_narrow, window_bytes
 from backends.gpu.transport.base import Act, Part, Room, check_gather, check_message, check_sum, room_of
-from backends.gpu.transport.boot import Told, against
+from backends.gpu.transport.boot import Bounds, Told, against
 from backends.gpu.transport.mailboxes import HALVES, MailboxShape
 from backends.gpu.transport.meeting import Meeting
+from backends.gpu.transport.nccl_trial import Words, open_nccl
 from backends.gpu.transport.probe import Said
 from backends.gpu.transport.verify import TRIAL_BYTES, Span, pattern, spans
 
@@ -291,6 +295,26 @@ def test_a_library_that_is_too_old_does_not_hide_a_newer_one(monkeypatch: pytest
     monkeypatch.setattr(nccl_library, "_candidates", lambda vendor: ("gone.so",))
     with pytest.raises(DriverMissing, match="looked for gone.so"):
         nccl_library.find("nvidia")
+
+
+def test_the_card_is_that_of_the_thread_when_a_communicator_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library takes whichever card the calling thread has."""
+    done: list[str] = []
+
+    class Alone(Told):
+        def tell(self, what: str, **record: object) -> list[dict[str, object]]:
+            return [record]
+
+    def communicator(*arguments: object) -> None:
+        done.append("communicator")
+        raise nccl_library.NcclError("no communicator", fix="")
+
+    device = SimpleNamespace(facts=SimpleNamespace(vendor="nvidia"), wait=lambda: done.append("its own card"))
+    library = SimpleNamespace(unique_id=lambda: b"id", communicator=communicator)
+    monkeypatch.setattr(nccl_library, "find", lambda vendor: library)
+    acts = cast(Collective, SimpleNamespace(rank=0, ranks=1))
+    found = open_nccl(cast(StreamDevice, device), acts, Alone(acts), ROOM, {}, Words(""), Bounds())
+    assert found == "rank 0: no communicator" and done == ["its own card", "communicator"]
 
 
 def test_versions_are_told_as_people_write_them() -> None:
