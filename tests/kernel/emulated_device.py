@@ -76,6 +76,10 @@ class Ranges:
         if self._ends.pop(address, None) is not None:
             self._starts.remove(address)
 
+    @property
+    def count(self) -> int:
+        return len(self._starts)
+
     def holds(self, address: int, nbytes: int = 1) -> bool:
         at = bisect_right(self._starts, address) - 1
         return at >= 0 and address + nbytes <= self._ends[self._starts[at]]

@@ -247,6 +247,36 @@ def test_what_a_layout_holds_is_told_by_line(fleet: Fleet) -> None:
     assert lines.keys() == {"weights", "flip buffer", "weights copy", "weights side", "kv", "state", "workspace"}
 
 
+@pytest.mark.parametrize("kind", ["copy", "images in memory", "images on disk"])
+def test_flips_there_and_back_leave_as_much_held_as_there_was(tmp_path: Path, kind: str) -> None:
+    """Of the card's memory, of runs of pinned memory, and of what the ledger is told."""
+    folder = str(tmp_path) if kind == "images on disk" else ""
+    fleet = Fleet() if kind == "copy" else Fleet(home=images(folder))
+    layouts, device = fleet.layouts[0], fleet.devices[0]
+
+    def round_trip() -> tuple[int, int, int]:
+        for to in (TENSOR, PIPELINE):
+            if kind != "copy":
+                shelf_of(layouts).settled()
+            assert layouts.not_ready(to) == ""
+            scribble(fleet, 0, layouts.active)
+            payload = memoryview(bytearray(layouts.run_bytes(layouts.active, HERE if to == TENSOR else THERE)))
+            layouts.pack(HERE if to == TENSOR else THERE, payload)
+            layouts.release()
+            layouts.map(to)
+            layouts.write(to, THERE if to == TENSOR else HERE, payload)
+            layouts.refill(to)
+            layouts.activate(to)
+        if kind != "copy":
+            shelf_of(layouts).settled()
+        return device.held, device.pinned_memory.count, sum(layouts.memory_lines().values())
+
+    round_trip()
+    first = round_trip()
+    assert [round_trip() for _ in range(3)] == [first] * 3
+    fleet.close()
+
+
 def test_addresses_never_move(fleet: Fleet) -> None:
     def addresses(rank: int) -> list[Any]:
         bounds = fleet.layouts[rank]._bounds.values()
