@@ -1,6 +1,6 @@
 """torch's matrix product as a `Gemm`: `torch.mm` of halves into single precision, over addresses of ours.
 
-    find(device)     import torch ─▶ its card with our PCI address ─▶ our stream as `torch.cuda.ExternalStream`
+    find(device)     import torch ─▶ its card that is ours ─▶ our stream as `torch.cuda.ExternalStream`
     multiply(p)      mm(x, w^T, out_dtype=float32, out=out) ─ out *= scales ─ out += bias      all in place
 
 torch and our driver share the card's primary context, so an address of ours is one of torch's, and so is a stream.
@@ -13,9 +13,10 @@ of the host's memory. `Finding` does it in a thread of its own, while kernels co
 
 What is not proven: no test of this project has run torch on a card. Tests make the same calls of a torch that is NumPy,
 so views, strides and the order of calls are held. That mm with `out=` allocates nothing, that a pad behind a row's end
-is left alone, and that torch's build for ROCm multiplies halves into single precision are read from its documents at
-most. What it computes is compared with our own kernel on the card at every bind, and a torch that raises is not used
-and told about, so a wrong guess here costs speed and not answers.
+is left alone, and that torch's builds for ROCm multiply halves into single precision are at most read in its sources:
+builds before autumn 2025 refuse (pytorch 161540) or write another type (pytorch 162600). What it computes is compared
+with our own kernel on the card at every bind, and a torch that raises is not used and told about, so a wrong guess here
+costs speed and not answers.
 """
 
 from __future__ import annotations
@@ -67,17 +68,20 @@ def index_of(torch: Any, facts: CardFacts) -> int:
     if build != facts.vendor:
         raise GemmRefused(f"torch {torch.__version__} is built for {build or 'the CPU'}, not for {facts.told}", fix=FIX)
     for index in range(torch.cuda.device_count()):
-        if _address(torch.cuda.get_device_properties(index)) == _place(facts.pci):
+        if is_card(torch.cuda.get_device_properties(index), facts):
             return index
     raise GemmRefused(f"torch {torch.__version__} does not show {facts.told} at {facts.pci}", fix=FIX)
 
 
-def _address(properties: Any) -> tuple[int, int, int] | None:
+def is_card(properties: Any, facts: CardFacts) -> bool:
+    """By the PCI address where this torch tells it, else by the UUID: NVIDIA's is printed as we do, AMD's are the bytes
+    of 16 hexadecimal digits."""
     names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
-    if not all(hasattr(properties, name) for name in names):
-        return None
-    domain, bus, device = (int(getattr(properties, name)) for name in names)
-    return domain, bus, device
+    if all(hasattr(properties, name) for name in names):
+        return tuple(int(getattr(properties, name)) for name in names) == _place(facts.pci)
+    uuid = str(getattr(properties, "uuid", ""))
+    raw = bytes.fromhex(uuid.replace("-", "")).decode("ascii", "replace")
+    return bool(uuid) and facts.uuid.lower() in (f"gpu-{uuid}".lower(), f"gpu-{raw}".lower())
 
 
 def _place(pci: str) -> tuple[int, int, int]:

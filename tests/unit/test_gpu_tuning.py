@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -282,6 +282,20 @@ def found(monkeypatch: pytest.MonkeyPatch, torch: Any) -> library_torch.TorchGem
     gemm = library_torch.find(Clocked())
     assert isinstance(gemm, library_torch.TorchGemm)
     return gemm
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("GPU-5ee1c0de-0000-4000-8000-000000000001", "5ee1c0de-0000-4000-8000-000000000001"),
+        ("GPU-00000000a11d0001", "30303030-3030-3030-6131-316430303031"),
+    ],
+)
+def test_a_card_is_known_by_its_uuid_where_torch_tells_no_address(ours: str, theirs: str) -> None:
+    facts = replace(FACTS, uuid=ours)
+    assert library_torch.is_card(SimpleNamespace(uuid=theirs), facts)
+    assert not library_torch.is_card(SimpleNamespace(uuid=theirs[:-1] + "2"), facts)
+    assert not library_torch.is_card(SimpleNamespace(), facts)
 
 
 @pytest.mark.parametrize("biased", [False, True])
