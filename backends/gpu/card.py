@@ -31,12 +31,9 @@ from backends.gpu.device import CardFacts, Memory, Recording
 from backends.gpu.driver import Driver, Identity, open_driver
 from backends.gpu.errors import DriverError, OutOfDeviceMemory
 from backends.gpu.kernel_store import KernelStore
-from backends.gpu.launch import Launch, Symbol
+from backends.gpu.launch import SLOT, Launch, Symbol
 
-_PACK = {"pointer": "<Q", "i32": "<i", "u32": "<I", "i64": "<q", "u64": "<Q", "float": "<f"}
 _NAP_S = 0.0002
-_SLOT = 8
-"""Bytes of an argument in memory; a shorter one lies at the beginning."""
 
 
 def open_card(
@@ -99,14 +96,13 @@ class _Prepared:
 
     def __init__(self, launch: Launch, function: int, stream: int) -> None:
         count = len(launch.args)
-        values = ctypes.create_string_buffer(_SLOT * max(1, count))
+        values = ctypes.create_string_buffer(SLOT * max(1, count))
         try:
-            for at, (param, value) in enumerate(zip(launch.symbol.params, launch.args, strict=True)):
-                struct.pack_into(_PACK[param.kind], values, _SLOT * at, value)
+            launch.symbol.packing.pack_into(values, 0, *launch.args)
         except struct.error as error:
-            raise ValueError(f"{launch.symbol.name}: {param.name} = {value} is no {param.kind} ({error})") from None
+            raise _wrong_argument(launch, error) from None
         begin = ctypes.addressof(values)
-        places = (ctypes.c_void_p * max(1, count))(*(begin + _SLOT * at for at in range(count)))
+        places = (ctypes.c_void_p * max(1, count))(*range(begin, begin + SLOT * count, SLOT))
         numbers = (*launch.grid, launch.symbol.threads, 1, 1, launch.shared)
         self.held = (values, places)
         self.call = (
@@ -372,3 +368,13 @@ class Card:
 def _counts(recording: CardRecording) -> dict[str, int]:
     once = Counter(launch.symbol.name for launch in recording.launches)
     return {name: count * recording.replays for name, count in once.items() if recording.replays}
+
+
+def _wrong_argument(launch: Launch, error: struct.error) -> ValueError:
+    """Which one does not fit."""
+    for param, value in zip(launch.symbol.params, launch.args, strict=True):
+        try:
+            param.packing.pack(value)
+        except struct.error as own:
+            return ValueError(f"{launch.symbol.name}: {param.name} = {value} is no {param.kind} ({own})")
+    return ValueError(f"{launch.symbol.name}: {error}")

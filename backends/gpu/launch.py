@@ -8,12 +8,17 @@ stream, a recorded graph, the emulation in tests) needs to know nothing of the o
 
 from __future__ import annotations
 
+import functools
+import struct
 from dataclasses import dataclass, field
 from typing import Literal
 
 Kind = Literal["pointer", "i32", "u32", "i64", "u64", "float"]
 Instruction = Literal["dot4", "matrix", "load128"]
 
+SLOT = 8
+"""Bytes of an argument in memory; a shorter one lies at the beginning."""
+_PACK = {"pointer": "Q", "i32": "i4x", "u32": "I4x", "i64": "q", "u64": "Q", "float": "f4x"}
 MODULES = ("quants", "linear", "many", "attention", "mixers", "moves", "sampling")
 """Modules of `backends.gpu.ops`, each with a tuple SYMBOLS."""
 
@@ -24,6 +29,11 @@ class Param:
 
     name: str
     kind: Kind = "pointer"
+
+    @functools.cached_property
+    def packing(self) -> struct.Struct:
+        """How it lies in its slot."""
+        return struct.Struct(f"<{_PACK[self.kind]}")
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,11 @@ class Symbol:
     types: tuple[str, ...] = ()
     quant: str = ""
     needs: tuple[Instruction, ...] = ()
+
+    @functools.cached_property
+    def packing(self) -> struct.Struct:
+        """How its arguments lie in memory, a slot for each: they are written in one go, hundreds of launches a step."""
+        return struct.Struct("<" + "".join(_PACK[param.kind] for param in self.params))
 
 
 @dataclass(frozen=True)
