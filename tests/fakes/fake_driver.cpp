@@ -855,10 +855,12 @@ API NAME(cuModuleLoadDataEx, hipModuleLoadDataEx)(Module **out, const char *imag
 }
 API NAME(cuModuleUnload, hipModuleUnload)(Module *module) {
     UNRECORDED();
-    finish_all(card);
+    for (const Stream &stream : streams)
+        for (const Op &op : stream.queue)
+            if (op.function && op.function->module == module) return INVALID_HANDLE;   // it waits for nobody
     dlclose(module->library);
     delete module;
-    return card->sticky;
+    return 0;
 }
 API NAME(cuModuleGetFunction, hipModuleGetFunction)(Function **out, Module *module, const char *name) {
     CARD();
