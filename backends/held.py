@@ -9,7 +9,7 @@ How rows are kept, and how they become part of a state, is each backend's own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -47,11 +47,15 @@ class HeldLanes:
 
     def note(self, hold: Ints, states: Ints, lanes: Ints, positions: Ints) -> None:
         """Of a run that has ended."""
-        for lane in np.flatnonzero(hold >= 0).tolist():
-            rows = np.flatnonzero(lanes == lane)
-            if len(rows):
+        starts = [0, *(np.flatnonzero(lanes[1:] != lanes[:-1]) + 1).tolist()]
+        for first, end in zip(starts, [*starts[1:], len(lanes)], strict=True):
+            lane = int(lanes[first])
+            place, before = int(hold[lane]), self._lanes.get(lane)
+            if place >= 0 and before is not None:  # where no layer has states its rows need not be one run
+                self._lanes[lane] = replace(before, rows=before.rows + end - first)
+            elif place >= 0:
                 slot = int(states[lane]) if len(states) else 0
-                self._lanes[lane] = HeldLane(slot, int(hold[lane]), len(rows), int(positions[rows[0]]))
+                self._lanes[lane] = HeldLane(slot, place, end - first, int(positions[first]))
 
     def taken(self, kept: Sequence[tuple[int, int]]) -> list[HeldLane]:
         """What becomes of (lane, rows): those with any, of which so many `rows` count. Raises ValueError, with nothing

@@ -134,6 +134,13 @@ def test_rows_that_count_are_told_with_slot_place_and_position() -> None:
         account.taken([(2, 1)])
 
 
+def test_rows_of_a_lane_without_states_need_not_be_one_run() -> None:
+    none, account = np.zeros(0, np.int32), HeldLanes()
+    hold, lanes, positions = (np.array(each, np.int32) for each in ([3, -1], [0, 1, 0, 0], [4, 9, 5, 6]))
+    account.note(hold, none, lanes, positions)
+    assert account.taken([(0, 3)]) == [HeldLane(0, 3, 3, 4)]
+
+
 def test_a_lane_of_which_nothing_counts_is_taken_all_the_same() -> None:
     account = held_lanes()
     assert account.taken([(0, 0)]) == []
