@@ -21,6 +21,7 @@ from budget.facts import MIB
 from budget.job import Job, Share
 from budget.ledger import ALWAYS, BOOT, PIPELINE, TENSOR, Term
 from budget.placement import Option, Shard, tensor_shares, whole_share
+from budget.ranks import plans_in_flight
 
 RUNTIME_BYTES = 1500 * MIB
 """What driver, compositor and runtime take of a unified device's memory beside the model: a reserve."""
@@ -106,6 +107,26 @@ def pinned(job: Job, option: Option, cpu: int, shares: Sequence[tuple[Share | No
         if job.wish.image_spill and before is not None and after is not None:
             arena = max(before.weights, after.weights + after.kv_copies)
             yield Term(cpu, host_lines.IMAGE, arena, ALWAYS, "computed", "of the next layout; the other one is on disk")
+
+
+def between(
+    job: Job, option: Option, devices: Sequence[Device], shares: Sequence[tuple[Share | None, Share | None]]
+) -> Iterator[Term]:
+    """Memory of cards of one vendor through which rows go from card to card. Where they do not reach each other rows
+    go through the host, and nothing of it is taken."""
+    ranks = [devices[index] for index in option.ranks]
+    if (
+        len(ranks) == 1
+        or len({device.vendor for device in ranks}) > 1
+        or any(each.kind != "discrete" for each in ranks)
+    ):
+        return
+    every = [program for rank, own in enumerate(shares) for program in programs(job, option, rank, *own)]
+    depth = max(plans_in_flight(len(ranks), layout) for layout in option.layouts) + 1
+    for rank, device in enumerate(ranks):
+        routes = 2 if 0 < rank < len(ranks) - 1 else 1  # from the rank before, and from the last one
+        size = card_work.mailboxes(every, routes * (depth + 1))
+        yield Term(device.index, host_lines.MAILBOXES, size, ALWAYS, "reserve", "where cards reach each other")
 
 
 def packed(job: Job, option: Option, share: Share | None) -> Share | None:

@@ -46,6 +46,8 @@ FEW_EXPERT_ROWS = 8
 HALVES_PAD, EXPERT_TILE = 128, 32
 CHUNK, CHUNK_LEAST, CHUNKED_LANES = 64, 32, 16
 """Of delta nets (backends/gpu/ops/delta.py)."""
+SLOT_LEAST, MAIL_BLOCK = 64 << 10, 2 << 20
+"""Of mailboxes between cards."""
 PAIRS = 256
 """State slots that one launch copies."""
 STAGING_BYTES = 8 << 20
@@ -165,6 +167,22 @@ def exchange(programs: Iterable[Program]) -> int:
             several = several or not divided or any(part.kv_heads for part in divided)
     beside = max(own, message) + max(every, message) if several else 0
     return FLOAT_BYTES * (2 * max(own, every, message) + beside)
+
+
+def mailboxes(programs: Iterable[Program], messages: int) -> int:
+    """Memory of each card through which rows go to cards of the same vendor without the host, where cards reach each
+    other: of every rank two slots for the most that any of them gives at once, and places for `messages`
+    (backends/gpu/transport/mailboxes.py). A library between cards takes less."""
+    own = message = rows = ranks = 0
+    for program in programs:
+        if program.ranks > 1:
+            divided = [part for part in program.parts if part.divided]
+            floats = _exchanged(program, divided)
+            own, message = max(own, floats[0]), max(message, floats[2])
+            rows, ranks = max(rows, program.rows), program.ranks
+    slot = max(SLOT_LEAST, own * FLOAT_BYTES)
+    nbytes = 2 * ranks * aligned(slot) + messages * aligned(message * FLOAT_BYTES)
+    return padded(nbytes, MAIL_BLOCK) + rows * FLOAT_BYTES if ranks else 0
 
 
 def _exchanged(program: Program, divided: Iterable[Part]) -> tuple[int, int, int]:

@@ -44,6 +44,8 @@ STAGING = "staging"
 """Pinned memory through which a card gets its batches and gives its logits."""
 EXCHANGE = "exchange"
 """Pinned memory through which a card's rows go to other ranks."""
+MAILBOXES = "mailboxes"
+"""Memory of a card into which other cards of its vendor write rows."""
 TRANSIT = "flip transit"
 """Shared memory for live rows and states on their way between the ranks."""
 

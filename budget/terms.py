@@ -27,6 +27,7 @@ from budget.card_lines import (
     KEPT_UNTIL,
     RUNTIME_BYTES,
     any_shares,
+    between,
     context_bytes,
     on_card,
     packed,
@@ -84,6 +85,7 @@ def terms(
     if not option.host_only and job.wish.like_cpu:
         shares = [_of_card(option, ceilings, rank, pipeline, tensor) for rank in range(len(option.ranks))]
         found += pinned(job, option, ceilings.devices[-1].index, shares)
+        found += between(job, option, ceilings.devices, shares)
     return [*found, *_host(job, option, ceilings)]
 
 

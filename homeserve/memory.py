@@ -36,7 +36,7 @@ UNTOLD_MAX = 16
 HUGE_PAGE = 2 * MIB
 _TOGETHER = (WEIGHTS, KV, STATE)
 """Lines that ranks of one memory hold together; a copy of the weights is held together in any case."""
-_COUNTED_AS = {"weights arena": WEIGHTS, "communicators": "mailboxes"}
+_COUNTED_AS = {"weights arena": WEIGHTS}
 """Lines of the plan that a rank on a card calls otherwise."""
 _UNFORESEEN = ("library",)
 """Lines of a card that no plan has: what a library that multiplies takes, where one is found and ahead."""

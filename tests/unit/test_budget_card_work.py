@@ -28,6 +28,7 @@ from backends.gpu.states import slot_bytes
 from backends.gpu.steps import attention
 from backends.gpu.steps.base import stride_of
 from backends.gpu.transport.base import EXCHANGE, room_of
+from backends.gpu.transport.mailboxes import MailboxShape
 from backends.gpu.weights import CardWeights
 from backends.quant import QuantType
 from budget import card_work, host_lines
@@ -38,6 +39,7 @@ from budget.job import Share as Held
 from budget.ledger import ALWAYS, PIPELINE, TENSOR
 from budget.placement import Cut, Option, Shard, pipeline_shares, tensor_shares
 from budget.profile import box_from_json
+from budget.ranks import plans_in_flight
 from budget.shape import load_shape
 from budget.terms import terms
 from budget.wish import PAGE, Wish
@@ -283,6 +285,27 @@ def test_the_copy_that_cards_are_filled_from_and_what_is_beside_it(name: str) ->
     assert (3, host_lines.WEIGHTS_COPY) not in said and (3, host_lines.SIDE) not in said
     arenas = sum(said[rank, "weights arena"] + said.get((rank, host_lines.COPIES), 0) for rank in range(3))
     assert said[3, host_lines.IMAGE] == pytest.approx(arenas)
+
+
+@pytest.mark.parametrize("name", ["llama 8B", "qwen3.6 35B-A3B"])
+def test_mailboxes_between_cards_of_one_vendor(name: str) -> None:
+    """As all ranks agree on them (peer_trial): the most that any of them gives, and messages on every route."""
+    job, vector = settle(model_of(name).shape, LOADS["many"].wish()), (3, 2, 1)
+    option = Option("flip", (0, 1, 2), (PIPELINE, TENSOR))
+    pipeline, tensor, shares = divided(job, option, vector)
+    said = foreseen(job, option, pipeline, tensor)
+    own = message = 0
+    for layout, of_layout in shares.items():
+        for rank, share in enumerate(of_layout):
+            plan = Rank(job, bound_of(name, job, share), vector if layout == TENSOR else (), rank, 3).plan
+            room = room_of(plan.exchanged_rows(), 3)
+            own, message = max(own, room.own_floats), max(message, room.message_floats)
+    credit = plans_in_flight(3, PIPELINE) + 1
+    for rank, depths in enumerate(((0, 0, credit), (credit, 0, credit), (0, credit, 0))):
+        real = MailboxShape(4 * own, 4 * message, depths).total_bytes
+        held_to(said[rank, host_lines.MAILBOXES], real, rank)
+    alone = foreseen(job, Option("one", (0,)), pipeline[:1], ())
+    assert (0, host_lines.MAILBOXES) not in alone
 
 
 @pytest.mark.parametrize("name", ["gpt-oss 20B", "qwen3.6 27B"])

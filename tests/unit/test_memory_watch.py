@@ -74,14 +74,14 @@ def test_what_ranks_on_cards_counted_are_lines_of_the_plan() -> None:
             Line(0, "kv, pipeline", 8, ("boot", "pipeline"), "computed"),
             Line(0, "kv, tensor", 7, ("tensor",), "computed"),
             Line(0, "context", 6, ALWAYS, "reserve"),
-            Line(0, "communicators", 6, ALWAYS, "reserve"),
+            Line(0, "mailboxes", 6, ALWAYS, "reserve"),
             Line(1, "weights arena", 5, ALWAYS, "computed"),
             Line(2, "weights copy", 4, ALWAYS, "computed"),
             Line(2, "staging", 3, ALWAYS, "computed"),
         ),
     )
     counted = {"weights": 100, "kv": 50, "staging": 1, "weights copy": 4, "exchange": 5, "mailboxes": 7}
-    own = ((0, "weights arena", 100), (0, "kv, pipeline", 50), (0, "communicators", 7), (2, "staging", 1))
+    own = ((0, "weights arena", 100), (0, "kv, pipeline", 50), (0, "mailboxes", 7), (2, "staging", 1))
     assert card_lines(plan, 0, counted) == own
     assert card_lines(plan, 1, counted) == ((1, "weights arena", 100), (2, "staging", 1))
     assert card_lines(plan, 1, {"library": 9}) == ((1, "library", 9),), "what no plan foresees is told all the same"
