@@ -7,13 +7,16 @@
 Batches of one shape have the same launches. The first of a shape are launched one by one, as they are made: the card
 computes the first layers while the last are put together. When the shape comes again each of its segments is recorded,
 and replayed from then on. The shapes that came last are kept, `RECORDINGS_MOST` of
-them: decoding repeats a few, prompts hardly any.
+them: decoding repeats a few, prompts hardly any. A recording takes memory of the card that only the driver knows. Where
+there is none left for it those of other shapes go; where that is not enough launches are made one by one, and the log
+says so: no plan fails for it.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -24,7 +27,7 @@ from backends.base import Batch, LoadProgress, MemoryRegion, PoolParts, Stamp
 from backends.gpu import held
 from backends.gpu.batch import PAIRS, STAGING_LINE, Block, checked
 from backends.gpu.device import Device, HostMemory, Memory, Recording
-from backends.gpu.errors import DeviceLost
+from backends.gpu.errors import DeviceLost, OutOfDeviceMemory
 from backends.gpu.library_gemm import LINE
 from backends.gpu.plan import Bases, Output, Placed, Plan, turns_of
 from backends.gpu.pools import GpuPools, all_of, checked_parts
@@ -37,11 +40,15 @@ from backends.gpu.transport.base import Transport
 from backends.gpu.tuning import Tuned, Tuning
 from backends.gpu.weights import CardWeights, OfFile, fill
 
+log = logging.getLogger(__name__)
+
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
 RECORDINGS_MOST = 64
 """Shapes whose launches are kept."""
+ACCEPT = -1
+"""Beside the sections: what held lanes take that are accepted, whose shape is how many they are."""
 NO_INTS: Ints = np.zeros(0, np.int32)
 
 
@@ -74,7 +81,9 @@ class Known:
 class Shapes:
     """The shapes of a program that came last, at most `RECORDINGS_MOST`."""
 
-    def __init__(self) -> None:
+    def __init__(self, card: str) -> None:
+        self._card = card
+        self._fits = True  # a recording, if it is alone
         self._known: OrderedDict[tuple[int, BatchShape], Known] = OrderedDict()
 
     def of(self, section: int, shape: BatchShape) -> Known | None:
@@ -90,9 +99,32 @@ class Shapes:
         if len(self._known) > RECORDINGS_MOST:
             self._known.popitem(last=False)[1].close()
 
-    def close(self) -> None:
+    def recorded(self, device: Device, known: Known) -> Sequence[Recording | None] | None:
+        """Of a shape's segments; None where the card has no memory for them."""
+        if not self._fits and known.recordings is None:
+            return None
+        try:
+            return known.recorded(device)
+        except OutOfDeviceMemory:
+            device.wait()
+            self._forget_recordings()
+        try:
+            return known.recorded(device)
+        except OutOfDeviceMemory as error:
+            self._fits = False
+            log.warning(
+                "%s: launches are not recorded from here on and made one by one, which is slower: %s; leave more of the"
+                " card's memory free",
+                *(self._card, error.message),
+            )
+            return None
+
+    def _forget_recordings(self) -> None:
         for known in self._known.values():
             known.close()
+
+    def close(self) -> None:
+        self._forget_recordings()
         self._known.clear()
 
 
@@ -125,8 +157,6 @@ class GpuProgram:
         self._own_pools: GpuPools | None = None
         self._block: Block | None = None
         self._shapes: Shapes | None = None
-        self._accepts: dict[int, Recording] = {}
-        """By the lanes that are accepted together, of which there are no more than the limit."""
         try:
             self._place(weights, progress, parts, placed)
         except BaseException:
@@ -147,7 +177,7 @@ class GpuProgram:
         states = [part.layer for part in parts.states]
         self._places = Placed(plan, Bases(workspace, drafts), weights, pools, parts.kv_layers, states)
         self._block = Block(device, plan.block, self._places.block)
-        self._shapes = Shapes()
+        self._shapes = Shapes(device.facts.told)
         self._rules = [plan.rules(section) for section in range(len(plan.sections))]
         self._outputs = [plan.output(section) for section in range(len(plan.sections))]
         self._logits = self._pinned(max(map(self._logit_bytes, range(len(self._outputs)))))
@@ -197,7 +227,7 @@ class GpuProgram:
         if not lanes or not self._plan.states.layers:
             return
         self._filled_block.write_accepts(held.accepts_of(lanes))
-        self._device.replay(self._accepting(len(lanes)))
+        self._execute(ACCEPT, BatchShape(len(lanes), 0, 0), self._accepting(len(lanes)))
 
     def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy state slots (source, target) of all layers, in this order. Raises ValueError for a slot that there is
@@ -237,9 +267,6 @@ class GpuProgram:
             with suppress(DeviceLost):  # whose memory is gone, and who is told of it by every other call
                 self._device.wait()
             self._shapes.close()
-        for recording in self._accepts.values():
-            recording.close()
-        self._accepts.clear()
         if self._block is not None:
             self._block.close()
         self._shapes, self._block = None, None
@@ -259,35 +286,44 @@ class GpuProgram:
         plan = self._plan
         states, tables = bool(plan.states.layers), bool(plan.kv.layers)
         shape = self._filled_block.write(batch, runs, logit_rows, states=states, tables=tables)
-        self._execute(section, shape, batch)
+        self._execute(section, shape, pieces(plan, self._places, section, shape), batch)
         return self._fetched(self._outputs[section], shape)
 
-    def _execute(self, section: int, shape: BatchShape, batch: Batch) -> None:
-        """Launches one by one as they are made where a shape is new, recordings where it is not."""
+    def _execute(self, section: int, shape: BatchShape, made: Iterator[Segment], batch: Batch | None = None) -> None:
+        """Launches one by one as they are `made` where a shape is new, recordings where it is not. `batch`: whose
+        exchanges they are."""
         assert self._shapes is not None, "closed"
         known = self._shapes.of(section, shape)
-        if known is not None:
-            for recording, segment in zip(known.recorded(self._device), known.segments, strict=True):
-                if recording is not None:
-                    self._device.replay(recording)
-                self._between(segment, batch)
+        if known is None:
+            self._shapes.keep(section, shape, self._launched(made, batch))
             return
-        done = []
-        for piece in pieces(self._plan, self._places, section, shape):
-            if piece.launches:
-                self._device.launch(piece.launches)
-            self._between(piece, batch)
-            done.append(piece)
-        self._shapes.keep(section, shape, done)
+        recordings = self._shapes.recorded(self._device, known)
+        if recordings is None:
+            self._launched(known.segments, batch)
+            return
+        for recording, segment in zip(recordings, known.segments, strict=True):
+            if recording is not None:
+                self._device.replay(recording)
+            self._between(segment, batch)
 
-    def _between(self, segment: Segment, batch: Batch) -> None:
+    def _launched(self, parts: Iterable[Segment], batch: Batch | None) -> list[Segment]:
+        """All of them, one by one."""
+        done = []
+        for part in parts:
+            if part.launches:
+                self._device.launch(part.launches)
+            self._between(part, batch)
+            done.append(part)
+        return done
+
+    def _between(self, segment: Segment, batch: Batch | None) -> None:
         """What comes behind the launches of a segment."""
         if segment.product is not None:
             assert self._tuned is not None and self._tuned.gemm is not None, "chosen with its library"
             self._tuned.gemm.multiply(segment.product)
         if segment.exchange is None:
             return
-        assert self._transport is not None, "checked at bind"
+        assert self._transport is not None and batch is not None, "checked at bind"
         stamp = Stamp(batch.epoch, batch.seq, segment.rows, segment.exchange.label)
         exchange.make(segment.exchange, self._places, self._transport, stamp)
 
@@ -304,11 +340,9 @@ class GpuProgram:
         self._settle()
         return self._logits.bytes[:nbytes].view(np.float32).reshape(rows, place.stride)[:, : output.width]
 
-    def _accepting(self, count: int) -> Recording:
+    def _accepting(self, count: int) -> Iterator[Segment]:
         """What `count` lanes take: a launch for each layer, at every round of drafts."""
-        if count not in self._accepts:
-            self._accepts[count] = self._device.record(held.accepts(self._plan.ops, self._places, count))
-        return self._accepts[count]
+        yield Segment(held.accepts(self._plan.ops, self._places, count))
 
     def _settle(self) -> None:
         """Wait until the stream has nothing left to do: then the block may be written again."""

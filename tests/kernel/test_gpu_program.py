@@ -272,6 +272,28 @@ def test_recordings_are_had_all_or_none() -> None:
     device.close()
 
 
+@pytest.mark.parametrize("room", [0, 1])
+def test_no_plan_fails_for_the_memory_of_a_recording(
+    sides: Opener, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, room: int
+) -> None:
+    """Two shapes in turns, and memory for one recording: each has it from the other. Without any none is made."""
+    both, made = sides("llama"), list[Any]()
+
+    def record(launches: Any) -> Any:
+        if sum(not each.closed for each in made) >= room:
+            raise OutOfDeviceMemory("no room for a graph", fix="")
+        made.append(EmulatedDevice.record(both.device, launches))
+        return made[-1]
+
+    monkeypatch.setattr(both.device, "record", record)
+    for at in range(0, 8, 2):
+        assert worst(both.run([(0, at, TOKENS[at : at + 1])])) < TOLERANCE
+        assert worst(both.run([(0, at + 1, TOKENS[at + 1 : at + 2]), (1, at, TOKENS[:1])])) < TOLERANCE
+    assert both.device.replays == len(made) == 6 * room
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1 - room and all("GPU-" in each and "no room for a graph" in each for each in told)
+
+
 def test_a_norm_quantises_for_the_linear_behind_it(sides: Opener) -> None:
     both = sides("qwen3", quant="Q8_0")
     both.run([(0, 0, TOKENS[:2])])
