@@ -25,7 +25,7 @@ from backends.gpu.steps import dense
 from backends.gpu.steps.base import BatchShape, Stored, stride_of
 
 TRIES = 5
-"""Measurements of a side, in turns with the other's; one more ahead of them is not counted."""
+"""Measurements of a side, in turns with the other's; one more ahead of them is not counted, as caches are cold."""
 MATRICES_MOST = 8
 ENOUGH_BYTES = 64 << 20
 """Matrices of a class that are taken one after the other: so many, or as many as no cache holds."""
@@ -80,27 +80,30 @@ def samples_of(plan: Plan, places: Placed) -> dict[ShapeClass, list[Sample]]:
 
 
 class Trial:
-    """`spent`: seconds of the card so far. `gemm`: what multiplies products, where a form has any."""
+    """`spent`: seconds of the card so far, of `bound_s`. `gemm`: what multiplies products, where a form has any."""
 
-    def __init__(self, device: Timed, places: Placed, gemm: Gemm | None = None) -> None:
-        self.spent = 0.0
+    def __init__(self, device: Timed, places: Placed, bound_s: float, gemm: Gemm | None = None) -> None:
+        self.spent, self._bound_s = 0.0, bound_s
         self.gemm = gemm
         self._device, self._places = device, places
 
-    def times(self, samples: Sequence[Sample], rows: int, sides: tuple[Forms, Forms]) -> tuple[Timing, Timing]:
-        """Of each side for so many rows, which every sample's op has room for. Raises GemmRefused, DriverError."""
+    def times(self, samples: Sequence[Sample], rows: int, sides: tuple[Forms, Forms]) -> tuple[Timing, Timing] | None:
+        """Of each side for so many rows, which every sample's op has room for. None where no time is left: the run
+        ahead of the others says how long they would take. Raises GemmRefused, DriverError."""
+        if self.spent >= self._bound_s:
+            return None
         taken = _enough(samples)
         for sample in taken:
             self._write_rows(sample, rows)
         steps = [[step for sample in taken for step in self._steps(sample, rows, forms)] for forms in sides]
         measured: tuple[list[float], list[float]] = [], []
         try:
-            for turn in range(1 + TRIES):
+            each = sum(self._seconds(side) for side in steps)
+            if self.spent + TRIES * each > self._bound_s:
+                return None
+            for _ in range(TRIES):
                 for side, found in zip(steps, measured, strict=True):
-                    seconds = self._device.seconds(lambda side=side: self._run(side))  # type: ignore[misc]
-                    self.spent += seconds
-                    if turn:
-                        found.append(seconds)
+                    found.append(self._seconds(side))
         finally:
             self._device.wait()
             self._close(steps)
@@ -133,6 +136,11 @@ class Trial:
             found += [self._device.record(segment.launches)] if segment.launches else []
             found += [segment.product] if segment.product is not None else []
         return found
+
+    def _seconds(self, steps: Sequence[Step]) -> float:
+        seconds = self._device.seconds(lambda: self._run(steps))
+        self.spent += seconds
+        return seconds
 
     def _run(self, steps: Sequence[Step]) -> None:
         for step in steps:

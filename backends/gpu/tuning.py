@@ -11,7 +11,7 @@ against the few-row form.
 
 What stays as it is without measuring (backends.gpu.forms):
 - a border for which the two sides differ by less than the measurements of either do among themselves;
-- a class that `BOUND_S` has no time left for, the largest classes first; the next start begins with the others;
+- a class that `BOUND_S` has no time left for, the largest classes first; a smaller one behind it may have;
 - everything on a device without a clock, or with HOMESERVE_TUNE=off.
 
 An entry is a file of its own in the folder of compiled kernels. Its name is a digest of what it depends on: the card's
@@ -51,7 +51,7 @@ VARIABLE = "HOMESERVE_TUNE"
 CHOICES = ("on", "off")
 FEW_ROWS = (4, 8, 16)
 """Rows at which few is measured against many. Beyond FEW_MOST few reads a matrix once more for every eight."""
-LIBRARY_ROWS = tuple(32 << at for at in range(9))
+LIBRARY_ROWS = (32, 64, 128, 256, 512, 1024)
 """Rows at which many is measured against a library."""
 BOUND_S = 0.4
 """Of the card's time, for all that a program has measured."""
@@ -66,8 +66,8 @@ class TuneRefused(GpuError):
 
 @dataclass
 class Tuned:
-    """What a program runs with. `library_bytes`: what the library took of the card when it first multiplied; of the
-    programs of a card, the first one has them."""
+    """What a program runs with. `library_bytes`: what of the card was taken while the library first multiplied, by
+    whomever; of the programs of a card, the first one has them."""
 
     forms: Forms
     gemm: Gemm | None = None
@@ -121,7 +121,7 @@ class Tuning:
         """Measure what is not known, and choose. The program has run nothing yet, its weights lie on the card. Raises
         GemmRefused where the library is required and cannot be had; DriverError, DeviceLost."""
         arch = self._device.facts.arch
-        samples, trial = samples_of(plan, places), Trial(self._device, places)
+        samples, trial = samples_of(plan, places), Trial(self._device, places, BOUND_S)
         few = {each: found for each in samples if (found := self._few(each, samples[each], trial)) is not None}
         tuned = Tuned(Forms(arch, few))
         if self._finder is not None:
@@ -144,9 +144,10 @@ class Tuning:
         sides = Forms(arch, every_few=FEW_MOST), Forms(arch, every_few=FEW_LEAST)
         found = []
         for rows in (rows for rows in FEW_ROWS if rows <= rows_most):
-            if trial.spent >= BOUND_S:
+            times = trial.times(samples, rows, sides)
+            if times is None:
                 return None
-            found.append((rows, *trial.times(samples, rows, sides)))
+            found.append((rows, *times))
         if not found:
             return None
         border = few_border(found, few_rows_most(each.quant, arch))
@@ -239,9 +240,10 @@ class Tuning:
         """From the most rows down, as long as the library leads; None where time ended before the first."""
         border = NEVER
         for rows in reversed([rows for rows in LIBRARY_ROWS if rows <= rows_most]):
-            if trial.spent >= BOUND_S:
+            times = trial.times(samples, rows, _sides(forms))
+            if times is None:
                 return None if border == NEVER else border
-            own, library = trial.times(samples, rows, _sides(forms))
+            own, library = times
             if not library.leads(own):
                 break
             border = rows
