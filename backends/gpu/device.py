@@ -15,7 +15,8 @@ Rules
   next `wait`; that of a download means something only then.
 - Memory for uploads and downloads is pinned (`pinned`, `pin`), so that the card reads and writes it by itself. Other
   memory is refused: it would be copied once more, and not be asynchronous at all.
-- Device memory is had at a bind. Nothing here allocates while a plan runs.
+- Device memory is had at a bind. Nothing here allocates while a plan runs, except that a driver takes some for what it
+  records.
 
 Errors (backends.gpu.errors): `OutOfDeviceMemory`, a MemoryError with the arithmetic, leaves the device usable.
 `DeviceLost` does not: every later call raises it again, and the process must end. Other errors of the driver are
@@ -108,7 +109,7 @@ class HostMemory(Protocol):
 
 
 class Recording(Protocol):
-    """Launches that a device keeps ready."""
+    """Launches that a device keeps ready. To be closed when none of them is on the stream."""
 
     launches: tuple[Launch, ...]
 
@@ -169,7 +170,8 @@ class Device(Protocol):
     def launch(self, launches: Sequence[Launch]) -> None: ...
 
     def record(self, launches: Sequence[Launch]) -> Recording:
-        """For `replay`, as often as wanted, at the same addresses: a graph of the driver. Runs nothing."""
+        """For `replay`, as often as wanted, at the same addresses: a graph of the driver. Runs nothing. Raises
+        OutOfDeviceMemory, KernelError, DriverError."""
         ...
 
     def replay(self, recording: Recording) -> None: ...
