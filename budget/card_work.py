@@ -161,7 +161,7 @@ def exchange(programs: Iterable[Program]) -> int:
     several = False
     for program in programs:
         if program.ranks > 1:
-            divided = [part for part in program.parts if part.divided]
+            divided = tuple(part for part in program.parts if part.divided)
             floats = _exchanged(program, divided)
             own, every, message = max(own, floats[0]), max(every, floats[1]), max(message, floats[2])
             several = several or not divided or any(part.kv_heads for part in divided)
@@ -176,7 +176,7 @@ def mailboxes(programs: Iterable[Program], messages: int) -> int:
     own = message = rows = ranks = 0
     for program in programs:
         if program.ranks > 1:
-            divided = [part for part in program.parts if part.divided]
+            divided = tuple(part for part in program.parts if part.divided)
             floats = _exchanged(program, divided)
             own, message = max(own, floats[0]), max(message, floats[2])
             rows, ranks = max(rows, program.rows), program.ranks
@@ -185,7 +185,8 @@ def mailboxes(programs: Iterable[Program], messages: int) -> int:
     return padded(nbytes, MAIL_BLOCK) + rows * FLOAT_BYTES if ranks else 0
 
 
-def _exchanged(program: Program, divided: Iterable[Part]) -> tuple[int, int, int]:
+@lru_cache(maxsize=4096)
+def _exchanged(program: Program, divided: tuple[Part, ...]) -> tuple[int, int, int]:
     """The most floats that a rank gives to the others at once, that it gets of all, and of a message."""
     rows, hidden = program.rows, padded(program.hidden)
     own, every = [rows * hidden], [rows * hidden]
