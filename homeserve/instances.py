@@ -14,6 +14,7 @@ import signal
 import stat
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,9 @@ class Record:
         write_atomically(self._path, json.dumps(self._facts | {"state": state}))
 
     def remove(self) -> None:
-        self._path.unlink(missing_ok=True)
+        """A folder that could never be written, as `write` has said, holds no record."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            self._path.unlink()
 
 
 def write_atomically(path: Path, text: str) -> None:

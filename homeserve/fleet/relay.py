@@ -17,6 +17,8 @@ log = logging.getLogger("homeserve.worker")
 LINE_BYTES_MAX = 8192
 LINES_PER_SECOND = 100
 TAIL_LINES = 50
+FATAL = "Fatal Python error:"
+"""What a crash begins with (faulthandler)."""
 _OWN = ("at", "level", "from", "event", "rank")
 
 
@@ -29,6 +31,7 @@ class Relay:
         self._count = 0
         self.dropped = 0
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._fatal = ""
 
     async def run(self, stream: asyncio.StreamReader) -> None:
         """Relay until the stream ends."""
@@ -46,7 +49,10 @@ class Relay:
             log.warning("log lines left out", extra={"rank": self._rank, "count": self.dropped})
 
     def last_words(self) -> str:
-        """The last line, for an error about a worker that is gone; empty if it said nothing."""
+        """What an error about a worker that is gone has of it: what Python said of its death, which has the stacks of all
+        threads behind it, else the last line; empty if it said nothing."""
+        if self._fatal:
+            return self._fatal[:500]
         return self.tail[-1][:500] if self.tail else ""
 
     def _line(self, raw: bytes) -> None:
@@ -55,6 +61,8 @@ class Relay:
             return
         level, event, facts = _parse(text)
         self.tail.append(event)
+        if text.startswith(FATAL):
+            self._fatal = text
         if self._passes(int(asyncio.get_running_loop().time())):
             log.log(level, "%s", event, extra={**facts, "rank": self._rank})
         else:

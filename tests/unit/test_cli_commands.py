@@ -164,6 +164,15 @@ def test_a_record_lives_as_long_as_its_process(tmp_path: Path) -> None:
     assert running(tmp_path / "run") == []
 
 
+def test_a_record_that_could_not_be_written_is_removed_without_an_error(tmp_path: Path) -> None:
+    """The cache's place may be taken by a file: the server has said so, and its end is no failure."""
+    (tmp_path / "cache").write_text("a file")
+    record = Record(tmp_path / "cache" / "run", 8000, "http://127.0.0.1:8000", "", 30.0)
+    with pytest.raises(OSError):
+        record.write("loading")
+    record.remove()
+
+
 def test_stale_and_damaged_records_are_swept(tmp_path: Path) -> None:
     own = json.dumps({**instance(os.getpid()).as_json(), "birth": 0.5, "drain_timeout_s": 30.0})
     for name, text in {"1": own, "2": "{", "3": "[]", "4": "{}", "5": '{"pid": "x"}'}.items():

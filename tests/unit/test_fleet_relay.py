@@ -35,6 +35,12 @@ def test_lines_keep_level_event_and_facts(caplog: pytest.LogCaptureFixture) -> N
     assert words == "{" * 500
 
 
+def test_the_last_words_of_a_crash_are_its_cause_and_no_part_of_its_stacks() -> None:
+    stacks = "".join(f'  File "x.py", line {number} in f\n' for number in range(200))
+    said = f"loading\nFatal Python error: Segmentation fault\n\n{stacks}Extension modules: numpy (total: 1)\n"
+    assert relay(said.encode()).last_words() == "Fatal Python error: Segmentation fault"
+
+
 def test_a_flood_is_cut_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "homeserve.worker"):
         found = relay(b"y\n" * 5000)

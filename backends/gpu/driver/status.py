@@ -83,6 +83,6 @@ def error_of(status: int, call: str, named: str, card: str, *, open_: bool, upda
 
 
 SMALLER = (
-    "free memory of this card (`nvidia-smi`, `rocm-smi --showpids` list who has it), or ask for less: --ctx, a smaller"
-    " model, more cards"
+    "free memory of this card (`nvidia-smi`, `rocm-smi --showpids` list who has it), or ask for less: --context, a"
+    " smaller model, more cards"
 )
