@@ -28,15 +28,17 @@ DEVICE void experts_many(float *out, const half_t *x, const float *scales, const
     const Words4 tile = load128(tiles + 4 * block_x());
     const int rows = (int)tile.z, first_out = block_y() * S::OUTS;
     if (rows == 0) return;
-    order += tile.y;
+    // A pointer to this tile's choices, or where registers are short (RECOMPUTE) their place in the list of all.
+    if constexpr (!RECOMPUTE) order += tile.y;
+    const auto choice = [&](int row) { return RECOMPUTE ? order[tile.y + (u32)row] : order[row]; };
     const i64 matrix_row = (i64)tile.x * step + first;
     many_block<Q, S>(
         memory, x, scales, pitch, lines_of(Q(), w, w_rows, cols), bias, matrix_row + first_out, matrix_row + outs - 1, cols,
-        [&](int row) { return order[row < rows ? row : rows - 1] / used; },
+        [&](int row) { return choice(row < rows ? row : rows - 1) / used; },
         [&](int row, int col, float value) {
             col += first_out;
             if (row >= rows || col >= outs) return;
-            out[(i64)order[row] * out_stride + col] = value;
+            out[(i64)choice(row) * out_stride + col] = value;
         });
 }
 

@@ -67,6 +67,31 @@ using ManyR128 = ManyShape<128, 128, 64, 256, 2>;
 using ManyR32 = ManyShape<32, 32, 128, 128, 5>;
 #endif
 
+// What is carried from step to step. For sm_100 and newer, so for RTX 50 too, the compiler writes the first step out by
+// itself and keeps, beside all else, an address for each plane of W and a count for each use of the step: r128 then does not
+// fit in its 128 registers, seven kernels had 8 to 12 bytes on the stack. There it is not told how a step follows from the
+// one before (`hidden_step`), so that W's addresses are computed from the step's number; what x's lines have in common is a
+// step, in a register that all threads share; and experts_many keeps a number and no pointer. That is some ten instructions
+// in a step of thousands of cycles. Other arches carry all of it in what they have, and would need a register or two more
+// this way. The emulation of cuda_kernels runs the one form, that of hip_kernels the other.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 || defined(EMULATED) && defined(TILES_MMA16)
+constexpr bool RECOMPUTE = true;
+DEVICE int hidden_step(int step) {
+    asm("" : "+r"(step));
+    return step;
+}
+#else
+constexpr bool RECOMPUTE = false;
+DEVICE int hidden_step(int step) { return step; }
+#endif
+
+// Word `word` of 16 bytes in step `step` of a line of x that begins at word `line`; a step is WORDS.
+template <int WORDS> DEVICE Words4 word_of_x(const half_t *x, u32 line, int step, int word) {
+    if constexpr (RECOMPUTE) return load128(x + 8 * WORDS * (i64)step + 8 * (i64)(line + (u32)word));
+    const u32 at = line + (u32)(step * WORDS + word);
+    return load128(x + 8 * (i64)at);
+}
+
 // Without matrix cores a step of 16 k is hundreds of instructions: not written out several times.
 #if defined(TILES_PLAIN) && !defined(EMULATED)
 #define EACH_K _Pragma("unroll 1")
@@ -214,10 +239,9 @@ DEVICE void many_block(half_t *memory, const half_t *x, const float *scales, int
     Piece<Q> next_w;
     auto get = [&](int step) {
         UNROLL for (int i = 0; i < S::COPIES; i++) {
-            const u32 at = x_lines[x_line + i * (S::THREADS / WORDS)] + (u32)(step * WORDS + x_word);
-            next_x[i] = load128(x + 8 * (i64)at);
+            next_x[i] = word_of_x<WORDS>(x, x_lines[x_line + i * (S::THREADS / WORDS)], step, x_word);
         }
-        get_piece(Q(), next_w, w, w_row, step * S::GROUPS + group_of<S>());
+        get_piece(Q(), next_w, w, w_row, hidden_step(step) * S::GROUPS + group_of<S>());
     };
     auto put = [&]() {
         UNROLL for (int i = 0; i < S::COPIES; i++) {
