@@ -24,7 +24,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import threading
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from backends.gpu.device import CardFacts, Device, StreamDevice
 from backends.gpu.library_gemm import Gemm, GemmRefused, Product
@@ -90,15 +90,8 @@ def _place(pci: str) -> tuple[int, int, int]:
     return int(domain, 16), int(bus, 16), int(rest.split(".")[0], 16)
 
 
-@runtime_checkable
-class Foreign(Protocol):
-    """What torch takes for an array that somebody else holds."""
-
-    __cuda_array_interface__: dict[str, Any]
-
-
 class View:
-    """An array of a card: `kind` as NumPy writes it, strides in numbers."""
+    """What torch takes for an array that somebody else holds. `kind` as NumPy writes it, strides in numbers."""
 
     def __init__(self, at: int, kind: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
         size = int(kind[2:])
@@ -144,7 +137,7 @@ class TorchGemm:
             )
         return self._tensors[p]
 
-    def _tensor(self, view: Foreign) -> Any:
+    def _tensor(self, view: View) -> Any:
         return self._torch.as_tensor(view, device=self._place)
 
 
