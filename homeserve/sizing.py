@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from budget.advice import Subject, answer
 from budget.facts import KV_BITS, MIB, Box
-from budget.ledger import PIPELINE, TENSOR
+from budget.ledger import MOMENTS, PIPELINE, TENSOR, Line, held_bytes, peak_bytes
 from budget.plan import Plan, Refusal, Unknown, WishError
 from budget.question import flags
 from budget.ranks import act_sizes, decode_groups, largest, plans_in_flight
@@ -258,8 +258,19 @@ def _kv_bytes(plan: Plan, tokens: int) -> float:
     )
 
 
+def _missing_for(refusal: Refusal) -> list[Line]:
+    """The lines that the refusal's sum is made of, at the moment when it is largest: those of the device that lacks it,
+    and of the ones that it shares its memory with where theirs are in the sum."""
+    devices = refusal.ceilings.devices
+    alone = peak_bytes(refusal.lines, refusal.device) == refusal.needed_bytes
+    pool = devices[refusal.device].pool
+    counted = {refusal.device} if alone else {device.index for device in devices if device.pool == pool}
+    moment = max(MOMENTS, key=lambda at: sum(held_bytes(refusal.lines, index, at) for index in counted))
+    return [line for line in refusal.lines if line.device in counted and moment in line.held]
+
+
 def _too_large(settings: Settings, refusal: Refusal) -> BudgetError:
-    parts = " + ".join(f"{line.name} {_mib(line.bytes)}" for line in refusal.lines)
+    parts = " + ".join(f"{line.name} {_mib(line.bytes)}" for line in _missing_for(refusal))
     message = f"{refusal.reason}: {parts}"
     if refusal.nearest is None:
         return BudgetError(message, field="model", fix=_SMALLER)

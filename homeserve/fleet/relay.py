@@ -49,8 +49,8 @@ class Relay:
             log.warning("log lines left out", extra={"rank": self._rank, "count": self.dropped})
 
     def last_words(self) -> str:
-        """What an error about a worker that is gone has of it: what Python said of its death, which has the stacks of all
-        threads behind it, else the last line; empty if it said nothing."""
+        """For an error about a worker that is gone: what Python said of its death, which has the stacks of all threads
+        behind it, else the last line; empty if it said nothing."""
         if self._fatal:
             return self._fatal[:500]
         return self.tail[-1][:500] if self.tail else ""

@@ -11,7 +11,7 @@ import pytest
 from without_tensor import without_tensor
 
 from budget import host_lines
-from budget.facts import Box, CpuFacts, MemoryFacts
+from budget.facts import Box, Card, CpuFacts, MemoryFacts
 from budget.job import settle
 from budget.plan import Plan
 from homeserve.errors import BudgetError, SettingError
@@ -166,6 +166,24 @@ def test_where_only_without_the_block_anything_fits_auto_leaves_it_out(counter: 
     with pytest.raises(BudgetError) as caught:
         planned(counter, f"{words} --draft 3", tight)
     assert (caught.value.fix or "").startswith("the nearest that fits is "), caught.value.fix
+
+
+@pytest.mark.parametrize("words", ["--kv-tokens 1048576", "--kv-tokens 1048576 --devices cpu:2", "--devices cuda:0"])
+def test_the_arithmetic_of_a_refusal_is_that_of_the_memory_that_lacks(counter: ModelFacts, words: str) -> None:
+    """What is held elsewhere, and at other moments, is no part of the sum that is told."""
+    card = Card("nvidia", "GPU-0", "RTX 3090", "sm_86", total_bytes=160 << 20, free_bytes=160 << 20)
+    small = replace(BOX, memory=MemoryFacts(1 << 36, 1 << 36, "MemTotal", 1 << 29, 0))
+    if "cuda" in words:
+        small = replace(LARGE, cards=(card,))
+    with pytest.raises(BudgetError) as caught:
+        planned(counter, f"{words} --floor-mib 0", small)
+    reason, _, sum_ = caught.value.message.rpartition(": ")
+    told = [int(part.rpartition(" ")[2].replace(",", "")) for part in sum_.split(" + ")]
+    found = re.search(r"it would hold ([\d,]+) MiB", reason)
+    assert found, reason
+    needed = int(found[1].replace(",", ""))
+    assert needed <= sum(told) <= needed + len(told), caught.value.message
+    assert ("worker processes" in sum_) == ("cuda" not in words), sum_
 
 
 def held(plan: Plan) -> int:
