@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import msgspec
 
-from homeserve.errors import DeviceError, HomeserveError, SettingError, WorkerLost, WorkerStartError
+from homeserve.errors import BudgetError, DeviceError, HomeserveError, SettingError, WorkerLost, WorkerStartError
 from homeserve.fleet.backoff import Backoff
 from homeserve.fleet.capture import Captures
 from homeserve.fleet.life import Life
@@ -100,8 +100,9 @@ class Fleet:
         after a worker that was killed for memory.
 
         A life that dies before it serves is followed by another, up to `START_ATTEMPTS`; so is one whose card could not
-        be opened, since a driver takes a while to bring a lost one back. Raises WorkerLost then, or at once what else a
-        rank refuses to load for.
+        be opened, since a driver takes a while to bring a lost one back, and one that memory lacked for: it held this
+        load before, and a driver may still be taking down what the dead process had. Raises WorkerLost with the last
+        error then, or at once what else a rank refuses to load for.
         """
         assert self._load is not None, "restart comes after load"
         if kv_slots is not None:
@@ -119,7 +120,7 @@ class Fleet:
                 await self._begin([""] * self.spec.ranks)
                 await self.load(self._load, self._on_progress)
                 return
-            except (WorkerStartError, DeviceError) as error:
+            except (WorkerStartError, DeviceError, BudgetError) as error:
                 log.warning("a restart failed", extra={"attempt": attempt, "why": error.message})
                 last: HomeserveError = error
                 await self._end_life()
