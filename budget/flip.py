@@ -29,12 +29,12 @@ from dataclasses import replace
 from budget import host_lines
 from budget.facts import MIB
 from budget.ledger import FLIP, MOMENTS, PIPELINE, TENSOR, Line, held_bytes, lines_at
-from budget.options import CPU_FLIPPING, RESIDENT, against_layout
+from budget.options import CPU_FLIPPING, RESIDENT, against_layout, chosen, options
 from budget.outcome import NO_FLIP, FlipTerms
 from budget.placement import like_cpu
 from budget.solve import TOKENS_MAX, room
 from budget.terms import TRANSIT_ALIGN, transit_states
-from budget.trial import Trial, best_trial, rounded
+from budget.trial import JOB_ANSWER, JOB_PROMPT, Trial, best_trial, job_seconds, rounded, speeds_by_speed
 from budget.wish import PAGE
 
 REST, PREPARE, COMMIT = "at rest", "prepare", "commit"
@@ -97,6 +97,33 @@ def not_fitting(trial: Trial, tokens: int) -> FlipTerms:
         f" {_mib(needed - available)} MiB are missing"
     )
     return replace(NO_FLIP, why_not=why, needed_bytes=needed, available_bytes=available, short_device=device.index)
+
+
+def faster_alone(taken: Trial) -> str:
+    """Why both layouts of cards were not even tried: the one of `taken` is faster alone, with the times of either. ""
+    where there are no two."""
+    job, ceilings = taken.job, taken.ceilings
+    groups = options(job, ceilings, chosen(ceilings, job.wish))
+    both = [speeds_by_speed(job, option, ceilings) for group in groups for option in group if option.flips]
+    return _no_faster(taken, min(map(job_seconds, both))) if both else ""
+
+
+def no_better(flips: Trial, taken: Trial) -> str:
+    """Why `flips`, which has both layouts and fits, is not what cards have: the pool, or the time of a request."""
+    own = taken.option.layouts[0]
+    if flips.tokens < taken.tokens:
+        return (
+            f"both layouts would leave a pool of {flips.tokens} tokens, and the {own} layout alone has {taken.tokens}"
+        )
+    return _no_faster(taken, job_seconds(flips.speeds))
+
+
+def _no_faster(taken: Trial, both_s: float) -> str:
+    return (
+        f"by estimate a request of {JOB_PROMPT} tokens that draws {JOB_ANSWER} takes {job_seconds(taken.speeds):.2g} s"
+        f" in the {taken.option.layouts[0]} layout alone and {both_s:.2g} s with a flip in between; --flip manual has"
+        " both layouts all the same"
+    )
 
 
 def terms_of(trial: Trial) -> FlipTerms:

@@ -180,14 +180,16 @@ def _one_layout(taken: Trial, tried: Sequence[Trial]) -> FlipTerms:
     if not flips:
         needed, available = image_needs(taken.job), host.ceiling_bytes or 0
         cards = len(taken.option.ranks) > 1 and not taken.option.host_only and wish.cpu_moe <= 0
-        if not cards or wish.layout != "auto" or wish.flip == "off" or needed <= available:
+        if not cards or wish.layout != "auto" or wish.flip == "off":
             return NO_FLIP
+        if needed < available:
+            return replace(NO_FLIP, why_not=flip.faster_alone(taken))
         why = f"host memory lacks {_mib(needed - available)} of {_mib(needed)} MiB for a copy of the weights"
         return replace(NO_FLIP, why_not=why, needed_bytes=needed, available_bytes=available, short_device=host.index)
     nearest = min(flips, key=lambda trial: _shortage(trial).bytes)
     short = _shortage(nearest)
     if short.bytes <= 0:
-        return replace(NO_FLIP, why_not="it would leave a smaller pool, or be no faster by estimate")
+        return replace(NO_FLIP, why_not=flip.no_better(nearest, taken))
     return FlipTerms(
         fits=False,
         why_not=f"with both layouts {_lack(nearest)}",

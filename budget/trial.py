@@ -30,7 +30,7 @@ someone's home box."""
 
 _DEPTH = 2048
 """Tokens of context at which decode speed is told."""
-_JOB_PROMPT, _JOB_ANSWER = 2048, 256
+JOB_PROMPT, JOB_ANSWER = 2048, 256
 """The request by which placements are compared."""
 
 
@@ -181,7 +181,7 @@ def speeds_by_speed(job: Job, option: Option, ceilings: Ceilings) -> dict[str, L
 def job_seconds(speeds: Mapping[str, LayoutSpeed]) -> float:
     """Time of the request by which placements are compared."""
     prefill, decode = speeds.get(PIPELINE) or speeds[TENSOR], speeds.get(TENSOR) or speeds[PIPELINE]
-    return _JOB_PROMPT / prefill.prefill_tok_s + _JOB_ANSWER / decode.decode_tok_s
+    return JOB_PROMPT / prefill.prefill_tok_s + JOB_ANSWER / decode.decode_tok_s
 
 
 def _speeds(

@@ -22,6 +22,7 @@ from budget.plan import Plan, Refusal, WishError, plan
 from budget.question import Question, run_settings, settings_of
 from budget.ranks import act_bytes, act_sizes, largest
 from budget.report import report
+from budget.trial import job_seconds
 from budget.wish import PAGE, Wish
 from homeserve.layouts.owner import GroupRows, OwnerRule
 
@@ -294,6 +295,32 @@ def test_cards_without_room_for_both_layouts_say_what_lacks() -> None:
     assert isinstance(refused, Refusal) and "MiB are missing" in refused.reason
     with pytest.raises(WishError, match="nothing to flip to"):
         plan(ceilings(box(65536, cards[0]), None), shape("dense27b"), Wish(flip="on"))
+
+
+def mixed(flip: str) -> Plan:
+    """A small model on two cards that exchange by way of the host: every layer's sum costs more than it saves."""
+    memory = {"total_bytes": 24576 * MIB, "reserved_bytes": 0, "free_bytes": 24576 * MIB, "bandwidth_bytes_s": 936e9}
+    cards = [
+        Card("nvidia", "GPU-1", "NVIDIA GeForce RTX 3090", "sm_86", **memory),  # type: ignore[arg-type]
+        Card("amd", "GPU-2", "AMD Radeon RX 7900 XTX", "gfx1100", **memory),  # type: ignore[arg-type]
+    ]
+    wish = Wish(devices=("cuda:0", "rocm:0"), in_order=True, cpu_moe=0, flip=flip, resident=False, like_cpu=True)
+    made = plan(ceilings(box(65536, *cards), None), small(), wish)
+    assert isinstance(made, Plan)
+    return made
+
+
+def test_cards_that_are_faster_with_one_layout_say_so_with_the_times_of_both() -> None:
+    alone, both = mixed("auto"), mixed("on")
+    assert alone.layouts == ("pipeline",) and both.flip.fits
+    alone_s, both_s = job_seconds(alone.speeds), job_seconds(both.speeds)
+    assert alone_s < both_s
+    for said in (f"takes {alone_s:.2g} s in the pipeline layout alone", f"{both_s:.2g} s with a flip in between"):
+        assert said in alone.flip.why_not
+    assert "--flip manual" in alone.flip.why_not and not alone.flip.needed_bytes
+    told = valid(document(alone.ceilings, None, alone, ()))["plan"]["flip"]
+    assert told["fits"] is False and told["why_not"] == alone.flip.why_not and told["needed_mib"] is None
+    assert mixed("off").flip.why_not == ""
 
 
 # ------------------------------------------------------------------------------------------------------------- told
