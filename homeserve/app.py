@@ -183,8 +183,7 @@ class App:
         self.context.no_drafts = why_nothing_is_drafted(self.settings, facts, plan)
         self.context.ranks = ranks
         relay = Relay()
-        if ranks.flip:
-            self._images = self._image_folder()  # before the fleet, whose ranks write there until they are gone
+        self._images = self._image_folder(ranks.flip)  # before the fleet, whose ranks write there until they are gone
         fleet = await self._make_fleet(limits, ranks, relay)
         tokenizer = await self._load_both(fleet, facts, plan, limits, ranks)
         await self._start_engine(fleet, relay, limits)
@@ -440,7 +439,8 @@ class App:
     def _tell_no_flip(self, limits: EngineLimits) -> None:
         """Several ranks that nobody told to keep one layout, and that keep one: a line says why."""
         if limits.flip is None and limits.no_flip.code == "does_not_fit":
-            self._watcher.on_warning(f"the layout stays {limits.layout}: {limits.no_flip.message}")
+            unused = "" if self.settings.image_spill is None else "; nothing is written below --image-spill"
+            self._watcher.on_warning(f"the layout stays {limits.layout}: {limits.no_flip.message}{unused}")
 
     def _tell_no_drafts(self, facts: ModelFacts) -> None:
         """Served without drafting though nobody said so. That a model has no drafting block is no event: most have
@@ -452,14 +452,15 @@ class App:
         if facts.config.nextn and self._engine is not None:
             self._engine.note("no_drafting", text=f"served without drafting: {why}")
 
-    def _image_folder(self) -> str:
-        """Of this server alone below `--image-spill`, gone with it; empty without one. Raises SettingError."""
+    def _image_folder(self, flips: bool) -> str:
+        """Of this server alone below `--image-spill`, gone with it; empty without one, and where no layout changes.
+        Raises SettingError for a word that can be no folder, in either case."""
         folder = self.settings.image_spill
         if folder is None:
             return ""
         made = make_folder(Path(folder))
         self._stack.callback(remove_folder, made)
-        return str(made)
+        return str(made) if flips else ""
 
     def _open_record(self, listener: socket.socket, url: str) -> None:
         port = listener.getsockname()[1]
