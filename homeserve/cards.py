@@ -227,8 +227,8 @@ def _auto(settings: Settings, facts: ModelFacts, box: Box, environ: Mapping[str,
     on_cpu = replace(settings, devices="cpu")
     if not cards:
         return Choice(on_cpu)
-    for name, said in (("deterministic", settings.deterministic), ("isa", settings.isa is not None)):
-        if said:
+    for name in ("deterministic", "isa", "threads"):
+        if getattr(settings, name):
             who = settings.sources.get(name, flag(name))
             return Choice(on_cpu, left_out=(f"{_all(cards, box)} left out: {who} is for the CPU",))
     if any(getattr(settings, name) for name in ("pipeline_ratio", "weight_vector", "token_vector")):

@@ -33,6 +33,7 @@ from homeserve.settings.table import flag as flag
 from homeserve.settings.table import options as options
 from homeserve.settings.table import ranks_of as ranks_of
 from homeserve.settings.table import variable as variable
+from homeserve.settings.together import check_devices as check_devices
 from homeserve.settings.together import check_together as check_together
 from homeserve.settings.together import flip_mode as flip_mode
 from homeserve.settings.together import flip_said as flip_said

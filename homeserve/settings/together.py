@@ -27,6 +27,15 @@ def check_together(settings: Settings) -> Settings:
     return settings
 
 
+def check_devices(settings: Settings) -> None:
+    """Of `check_together` what is of devices and their memory alone, for whoever reads no other settings. Raises
+    SettingError."""
+    for check in _OF_DEVICES:
+        check(settings)
+    if settings.ranks_known:
+        _check_memory(settings, ())
+
+
 def flip_said(settings: Settings) -> bool:
     """Whether somebody asked for a flip, by numbers of both layouts too: one that cannot be is refused then."""
     said = "flip" in settings.sources or settings.flip != "auto" or len(_layouts(_given(settings))) > 1
@@ -120,6 +129,9 @@ def _check_cards(settings: Settings) -> None:
     if settings.isa is not None:
         what = f"{_said(settings, 'isa')} {settings.isa}: is of the CPU's kernels, and the ranks are cards"
         raise SettingError(what, field="isa", fix="leave --isa out")
+    if settings.threads:
+        what = f"{_said(settings, 'threads')} {settings.threads}: is of ranks on the CPU, and the ranks are cards"
+        raise SettingError(what, field="threads", fix="leave --threads out: a card has its own")
 
 
 def _check_vectors(settings: Settings, given: Sequence[str]) -> None:

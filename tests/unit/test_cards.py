@@ -294,7 +294,7 @@ def test_auto_without_cards_is_the_cpu_and_says_nothing(llama: ModelFacts) -> No
     assert chosen(llama, "--backend reference", box(NVIDIA)).cards == ()
 
 
-@pytest.mark.parametrize("words", ["--deterministic", "--isa avx2"])
+@pytest.mark.parametrize("words", ["--deterministic", "--isa avx2", "--threads 2"])
 def test_what_is_for_the_cpu_leaves_cards_out_and_says_so(llama: ModelFacts, words: str) -> None:
     choice = chosen(llama, words, box(NVIDIA))
     assert choice.cards == () and choice.settings.devices == "cpu"

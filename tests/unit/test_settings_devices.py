@@ -68,6 +68,8 @@ def test_a_file_may_list_them(tmp_path: Path) -> None:
         ("--backend cuda --deterministic", "deterministic", "a card computes a row with other last digits"),
         ("--devices cuda:0,cuda:1 --memory unified", "memory", "is memory of several ranks on the CPU"),
         ("--devices cuda:0 --isa avx2", "isa", "is of the CPU's kernels"),
+        ("--devices cuda:0 --threads 4", "threads", "--threads 4: is of ranks on the CPU, and the ranks are cards"),
+        ("--backend rocm --threads 1", "threads", "is of ranks on the CPU"),
         ("--devices cuda:0 --layout tensor", "layout", "needs several ranks, and there is one"),
         ("--devices cuda:0,cuda:1 --token-vector 1,2,3", "token_vector", "3 numbers for 2 ranks"),
     ],
