@@ -8,6 +8,7 @@ cards beside the CPU): those are read here, and only from the command line. With
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from budget.quants import QUANTS
 from budget.question import flags
 from budget.wish import DEFAULT_CARD_FLOOR, DEFAULT_HOST_FLOOR, Wish
 from homeserve.errors import SettingError
-from homeserve.settings import VECTOR_MAX, Option, flag, near, options, ranks_of, resolve
+from homeserve.settings import VECTOR_MAX, Option, check_devices, flag, near, options, ranks_of, resolve
 
 if TYPE_CHECKING:
     import argparse
@@ -95,16 +96,18 @@ def wish_of(args: argparse.Namespace, settings: Settings, box: Box) -> Wish:
         settings.kv_type if args.kv_type is None else _KV_TYPE.convert(args.kv_type.lower(), "--kv-type", "kv_type")
     )
     draft = _like_up(args, settings, "draft")
+    memory = _MEMORY.convert(args.memory or settings.memory, "--memory", "memory")
+    _check_devices(args, settings, devices, memory)
     return Wish(
         context=settings.context,
         kv_tokens=settings.kv_tokens,
         kv_type=kv_type,
         running=settings.max_running if "max_running" in said else 0,
         chunk=settings.chunk,
-        devices=tuple("cpu" if word.lower().partition(":")[0] == "cpu" else word for word in devices),
-        in_order=bool(devices) and not any(word.lower().partition(":")[0] == "cpu" for word in devices),
+        devices=tuple("cpu" if _is_cpu(word) else word for word in devices),
+        in_order=bool(devices) and not any(map(_is_cpu, devices)),
         cpu_ranks=ranks,
-        unified=_MEMORY.convert(args.memory or settings.memory, "--memory", "memory") == "unified",
+        unified=memory == "unified",
         layout=_like_up(args, settings, "layout"),
         flip={"auto": "auto", "manual": "on", "off": "off"}[_like_up(args, settings, "flip")],
         weight_vector=_like_up(args, settings, "weight_vector"),
@@ -120,6 +123,21 @@ def wish_of(args: argparse.Namespace, settings: Settings, box: Box) -> Wish:
         resident=False,
         like_cpu=True,
     )
+
+
+def _is_cpu(word: str) -> bool:
+    return word.lower().partition(":")[0] == "cpu"
+
+
+def _check_devices(args: argparse.Namespace, settings: Settings, devices: Sequence[str], memory: str) -> None:
+    """Raises the SettingError with which `up` refuses what such devices cannot have. Cards beside the CPU, of which
+    `up` knows nothing, are asked for their memory alone."""
+    cards = [word for word in devices if not _is_cpu(word)]
+    if memory != "unified" and (not cards or len(cards) < len(devices)):
+        return
+    said = ",".join(cards) or (f"cpu:{cpu_ranks_of(devices)}" if devices else "auto")
+    sources = {name: source for name, source in settings.sources.items() if getattr(args, name, None) is None}
+    check_devices(replace(settings, devices=said, memory=memory, sources=sources))
 
 
 def _like_up(args: argparse.Namespace, settings: Settings, name: str) -> Any:

@@ -22,6 +22,7 @@ from homeserve import cli
 from homeserve.checkpoint import names
 from homeserve.commands import budget, on_disk, wishes
 from homeserve.errors import ModelNotFound, SettingError
+from homeserve.settings import load
 
 DATA = Path(__file__).parents[1] / "data"
 TINY = DATA / "tiny" / "llama.f32.gguf"
@@ -181,6 +182,44 @@ def test_a_word_that_cannot_be_used_is_refused_by_name(words: str, field: str, p
         wish(*words.split())
     assert caught.value.field == field and caught.value.fix
     assert part in caught.value.message and f"--{field.replace('_', '-')}" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--devices cuda:0 --memory unified",
+        "--devices cuda:0,rocm:0 --memory unified",
+        "--devices cuda:0 --threads 4",
+        "--devices cuda:0,cuda:0",
+        "--devices cpu --memory unified",
+        "--memory unified",
+    ],
+)
+def test_what_up_refuses_of_devices_is_refused_in_its_words(words: str) -> None:
+    """A plan for it would end in a command line that `up` refuses."""
+    with pytest.raises(SettingError) as there:
+        load(words.split(), {}, Path.cwd())
+    with pytest.raises(SettingError) as here:
+        wish(*words.split())
+    assert (here.value.message, here.value.field, here.value.fix) == (
+        there.value.message,
+        there.value.field,
+        there.value.fix,
+    )
+
+
+def test_a_variable_is_refused_for_cards_by_its_name_unless_a_flag_stands_over_it() -> None:
+    environ = {"HOMESERVE_MEMORY": "unified", "HOMESERVE_DEVICES": "cpu:2"}
+    with pytest.raises(SettingError, match="^HOMESERVE_MEMORY unified: is memory of several ranks on the CPU"):
+        wish("--devices", "cuda:0", environ=environ)
+    assert not wish("--devices", "cuda:0", "--memory", "discrete", environ=environ).unified
+    assert wish(environ=environ).unified
+
+
+def test_threads_of_the_rank_on_the_cpu_beside_cards_are_its_own() -> None:
+    assert wish("--devices", "cpu,cuda:0", "--threads", "4").threads == 4
+    with pytest.raises(SettingError, match="and the ranks are cards"):
+        wish("--devices", "cpu,cuda:0", "--memory", "unified")
 
 
 def test_vectors_and_device_lists_are_bounded() -> None:
