@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from backends.gpu.driver import Driver
 from backends.gpu.driver.status import SMALLER
-from backends.gpu.errors import DeviceLost, DriverError, OutOfDeviceMemory
+from backends.gpu.errors import DeviceLost, DriverError, HostMemoryRefused, OutOfDeviceMemory
 
 PAGE = mmap.PAGESIZE
 
@@ -103,9 +103,10 @@ class Pinned:
         try:
             books.driver.host_register(address, self.whole)
         except OutOfDeviceMemory as error:
-            raise MemoryError(
-                f"{line}: {nbytes} bytes of host memory could not be pinned for {books.card}: {error.message}\n"
-                "free memory of the system, or raise the limit of locked memory (ulimit -l)"
+            raise HostMemoryRefused(
+                f"{line}: {nbytes} bytes of host memory could not be pinned for {books.card}: {error.message}",
+                fix="free memory of the system, or raise the limit of locked memory (ulimit -l)",
+                card=books.card,
             ) from error
         whole = np.frombuffer(owner, np.uint8) if owner is not None else _array(address, nbytes)
         self._bytes: npt.NDArray[np.uint8] | None = whole[:nbytes]
@@ -217,7 +218,8 @@ def anonymous(nbytes: int, line: str) -> mmap.mmap:
     try:
         return mmap.mmap(-1, whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
-        raise MemoryError(f"{line}: no {whole} bytes of host memory ({error.strerror})") from error
+        what = f"{line}: no {whole} bytes of host memory ({error.strerror})"
+        raise HostMemoryRefused(what, fix="free memory of the system") from error
 
 
 def where(memory: mmap.mmap) -> int:

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from backends.base import Collective, LoadProgress, MemoryRegion, Op, PartOf, Stamp, TensorView, WeightHome
 from backends.gpu.device import Device, HostMemory
+from backends.gpu.errors import HostMemoryRefused
 from backends.gpu.weights import CardWeights, OfFile, Rectangle, Source, without_bytes
 
 Bytes = npt.NDArray[np.uint8]
@@ -185,9 +186,10 @@ class FileCopy:
             os.ftruncate(fd, nbytes)
             mapped = mmap.mmap(fd, nbytes)
         except OSError as error:
-            raise MemoryError(
+            raise HostMemoryRefused(
                 f"{COPY} needs {nbytes} bytes = {len(self.directory.wholes)} tensors of the whole model, and the system"
-                f" refused: {error.strerror}"
+                f" refused: {error.strerror}",
+                fix="free memory of the system, or have one layout alone (--flip off)",
             ) from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
             try:

@@ -11,9 +11,10 @@
         ├── DriverTooOld      it lacks a function, or loads no code of ours
         ├── CardMissing       a card that was asked for is not among those that the driver shows: hidden, or gone
         ├── OutOfDeviceMemory     also a MemoryError; the card is usable on
+        ├── HostMemoryRefused     likewise: memory of the system that cannot be had, or not be pinned for a card
         └── DeviceLost            nothing of it is usable any more by this process
 
-The text of an error is the message, the log if there is one, and what to do next.
+The text of an error is the message and what to do next, in one line, and the log below it if there is one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class GpuError(Exception):
         self.message = message
         self.fix = fix
         self.log = log.strip()
-        super().__init__("\n".join(part for part in (message, self.log, fix) if part))
+        super().__init__("\n".join(part for part in (f"{message}; {fix}", self.log) if part))
 
 
 class KernelError(GpuError):
@@ -66,6 +67,10 @@ class CardMissing(DriverError):
 
 
 class OutOfDeviceMemory(DriverError, MemoryError):
+    pass
+
+
+class HostMemoryRefused(DriverError, MemoryError):
     pass
 
 

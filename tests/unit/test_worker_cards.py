@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from backends.gpu.card_memory import Books, Pinned, anonymous, where
 from backends.gpu.errors import (
     CardMissing,
     CompileFailed,
@@ -14,6 +15,7 @@ from backends.gpu.errors import (
     DriverError,
     DriverTooOld,
     GpuError,
+    HostMemoryRefused,
     OutOfDeviceMemory,
 )
 from homeserve.errors import BudgetError, DeviceError
@@ -51,6 +53,32 @@ def test_memory_that_a_card_lacks_is_a_budget_that_was_wrong() -> None:
     assert made.message == "rank 1: RTX 3090 (GPU-1): kv: 900 MiB of 800"
 
 
+def test_memory_of_the_system_that_cannot_be_pinned_is_no_matter_of_the_pool() -> None:
+    cannot = f"staging: 4096 bytes of host memory could not be pinned for {BOOT.device_name}"
+    made = told(BOOT, HostMemoryRefused(cannot, fix="raise ulimit -l", card=BOOT.device_name))
+    assert isinstance(made, BudgetError) and (made.field, made.fix) == (None, "raise ulimit -l")
+    assert made.message == f"rank 1: {BOOT.device_name}: {cannot}"
+
+
+def test_a_card_for_which_nothing_can_be_pinned_says_so_in_one_line() -> None:
+    class Full:
+        def host_register(self, address: int, nbytes: int) -> None:
+            raise OutOfDeviceMemory("cuMemHostRegister failed: out of memory", fix="ask for less")
+
+    memory = anonymous(4096, "staging")
+    with pytest.raises(MemoryError) as caught:
+        Pinned(Books(cast(Any, Full()), "RTX 3090"), where(memory), 4096, "staging", memory, 0)
+    assert isinstance(caught.value, HostMemoryRefused) and caught.value.card == "RTX 3090"
+    for text in (caught.value.message, str(caught.value)):
+        assert "could not be pinned for RTX 3090: cuMemHostRegister failed" in text and text.isprintable()
+    assert "ulimit -l" in caught.value.fix and "--kv-tokens" not in caught.value.fix
+
+
+def test_a_driver_that_speaks_in_lines_is_told_in_one() -> None:
+    error = DriverError("the driver says:\n  no\n", fix="look at dmesg")
+    assert told(BOOT, error).message.endswith(": the driver says:; no")
+
+
 def test_a_compilers_log_is_in_the_log_whole_and_in_the_error_at_its_beginning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -58,7 +86,8 @@ def test_a_compilers_log_is_in_the_log_whole_and_in_the_error_at_its_beginning(
     with caplog.at_level(logging.ERROR):
         made = told(BOOT, CompileFailed("NVRTC could not compile norm.cu", log="\n".join(lines), fix="report this"))
     assert [record.getMessage() for record in caplog.records] == lines
-    assert made.message.splitlines()[1:] == lines[:LOG_LINES]
+    assert made.message.endswith("; ".join(["NVRTC could not compile norm.cu", *lines[:LOG_LINES]]))
+    assert made.message.isprintable(), "an error is one line"
 
 
 def test_what_cannot_be_given_back_keeps_nothing_else_from_it() -> None:
