@@ -35,6 +35,9 @@ from homeserve.settings import CARD_BACKENDS, Settings, check_together, flag
 BACKENDS = {"nvidia": "cuda", "amd": "rocm"}
 """Vendor -> the backend that computes on its cards."""
 VENDORS = {backend: vendor for vendor, backend in BACKENDS.items()}
+_NVIDIA_IDS = ("gpu-", "mig-")
+_DOUBTS = 3
+"""Of NVML, that a message repeats."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,9 @@ def fitness(card: Card, box: Box, environ: Mapping[str, str], needs: Sequence[Ne
     )
     if not device.usable:
         fix = "see homeserve doctor; name another device, or use --devices cpu"
-        return Fitness(card, f"{said} cannot be used: {device.why_not}", fix)
+        unknown = card.vendor == "nvidia" and card.total_bytes is None and card.id == card.pci
+        why = f"; {_nvml(box)}" if unknown else ""  # the bus alone told of it
+        return Fitness(card, f"{said} cannot be used: {device.why_not}{why}", fix)
     if card.arch is None:
         return Fitness(card, f"{said} cannot be used: its arch is not known", "see homeserve doctor")
     if oldest := too_old(card.arch):
@@ -207,9 +212,9 @@ def _of_backend(
 ) -> Choice:
     if not cards:
         maker = {"cuda": "NVIDIA", "rocm": "AMD"}[settings.backend]
-        what = (
-            f"{settings.sources.get('backend', flag('backend'))} {settings.backend}: there is no card of {maker} here"
-        )
+        said = settings.sources.get("backend", flag("backend"))
+        what = f"{said} {settings.backend}: there is no card of {maker} here"
+        what += f"; {_nvml(box)}" if settings.backend == "cuda" else ""
         raise SettingError(
             what, field="backend", fix="see homeserve probe and homeserve doctor, or leave --backend out"
         )
@@ -265,13 +270,30 @@ def _find(word: str, box: Box, said: str) -> Card:
         if int(number) < len(of_kind):
             return of_kind[int(number)]
         what = f"{said}: there is no {word} here: {_counted(len(of_kind))} of that kind"
+        nvidia = VENDORS[kind] == "nvidia"
     else:
         for card in box.cards:
             if word.lower() in (card.id.lower(), (card.pci or "").lower()):
                 return card
         what = f"{said}: there is no card {word} here"
+        nvidia = word.lower().startswith(_NVIDIA_IDS)
     known = "; ".join(told_of(card, box) for card in box.cards if card.vendor in BACKENDS)
-    raise SettingError(what, field="devices", fix=f"there is: {known}" if known else "see homeserve probe")
+    fix = f"there is: {known}" if known else "see homeserve probe"
+    if nvidia and (_doubts_of_nvml(box) or not any(card.vendor == "nvidia" for card in box.cards)):
+        what, fix = f"{what}; {_nvml(box)}", f"see homeserve doctor; {fix}" if known else "see homeserve doctor"
+    raise SettingError(what, field="devices", fix=fix)
+
+
+def _nvml(box: Box) -> str:
+    """What NVML, which tells of NVIDIA's cards, said in place of one."""
+    return _doubts_of_nvml(box) or "NVML (libnvidia-ml.so.1, of NVIDIA's driver) is not there, or names none"
+
+
+def _doubts_of_nvml(box: Box) -> str:
+    """What of NVML's word is in doubt, but for single values of cards that it named."""
+    said = [doubt for doubt in box.doubts if doubt.where.startswith(("NVML", "pynvml"))]
+    ours = [doubt for doubt in said if not any(card.id in doubt.where for card in box.cards)]
+    return "; ".join(f"{doubt.where} {doubt.what}" for doubt in ours[:_DOUBTS])
 
 
 def _answered(card: Card, said: str, needs: Sequence[Need]) -> Fitness:

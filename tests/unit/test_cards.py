@@ -12,7 +12,7 @@ import pytest
 from backends.gpu.arch import arch
 from backends.gpu.errors import UnknownArch
 from budget import host_lines
-from budget.facts import GIB, MIB, Box, Card, CpuFacts, MemoryFacts
+from budget.facts import GIB, MIB, Box, Card, CpuFacts, Doubt, MemoryFacts
 from budget.plan import Plan
 from budget.profile import box_from_json
 from homeserve.cards import Choice, choose, needs_of, told_of, too_old, without
@@ -36,6 +36,8 @@ AMD = Card(
     "amd", "GPU-00000000deadbeef", "AMD Radeon RX 7900 XTX", "gfx1100", pci="0000:03:00.0", order=1,
     total_bytes=24 * GIB, used_bytes=0, free_bytes=24 * GIB,
 )  # fmt: skip
+
+NVML_HANGS = Doubt("NVML", "did not answer within 20 s", "what the PCI bus shows")
 
 
 def box(*cards: Card) -> Box:
@@ -211,12 +213,43 @@ def test_two_cards_of_one_uuid_cannot_be_told_apart(llama: ModelFacts) -> None:
 
 def test_a_card_of_unknown_memory_is_refused_by_name_and_left_out_by_itself(llama: ModelFacts) -> None:
     silent = Card("nvidia", "0000:01:00.0", "NVIDIA (10de:2204)", pci="0000:01:00.0")
-    with pytest.raises(DeviceError, match="cannot be used: its memory is unknown") as caught:
+    with pytest.raises(DeviceError, match="cannot be used: its memory is unknown; NVML .* is not there") as caught:
         chosen(llama, "--devices cuda:0", box(silent))
     assert "homeserve doctor" in (caught.value.fix or "")
-    assert chosen(llama, "", box(silent)).left_out == (
-        f"{told_of(silent, box(silent))} cannot be used: its memory is unknown",
-    )
+    assert chosen(llama, "", box(silent)).left_out == (caught.value.message,)
+    hangs = replace(box(silent), doubts=(NVML_HANGS,))
+    assert chosen(llama, "", hangs).left_out[0].endswith("its memory is unknown; NVML did not answer within 20 s")
+    of_amd = replace(silent, vendor="amd")
+    with pytest.raises(DeviceError, match="cannot be used: its memory is unknown$"):
+        chosen(llama, "--devices rocm:0", box(of_amd))
+
+
+@pytest.mark.parametrize("words", ["--devices cuda:0", f"--devices {NVIDIA.id}", "--backend cuda"])
+@pytest.mark.parametrize("cards", [(), (AMD,)], ids=("none", "amd"))
+def test_without_a_card_of_nvidia_it_is_said_what_nvml_says(
+    llama: ModelFacts, words: str, cards: tuple[Card, ...]
+) -> None:
+    """A driver that is broken and one that was never installed look alike on a bus that is not shown."""
+    for where, text in (
+        (box(*cards), "; NVML (libnvidia-ml.so.1, of NVIDIA's driver) is not there, or names none"),
+        (replace(box(*cards), doubts=(NVML_HANGS,)), "; NVML did not answer within 20 s"),
+    ):
+        with pytest.raises(SettingError) as caught:
+            chosen(llama, words, where)
+        fix = caught.value.fix or ""
+        assert caught.value.message.endswith(text) and "homeserve doctor" in fix
+        if cards and "--backend" not in words:
+            assert told_of(AMD, box(*cards)) in fix
+
+
+def test_a_doubt_about_one_value_of_a_card_is_no_reason_that_another_is_not_there(llama: ModelFacts) -> None:
+    about = Doubt(f"NVML {NVIDIA.id}", "says 9 MiB free of 8 MiB", "free is unknown")
+    lost = Doubt("NVML card 1", "cannot be opened: lost, or not given to this user", "left out")
+    with pytest.raises(SettingError, match="there is 1 of that kind$"):
+        chosen(llama, "--devices cuda:1", replace(box(NVIDIA), doubts=(about,)))
+    with pytest.raises(SettingError, match="of that kind; NVML card 1 cannot be opened: lost") as caught:
+        chosen(llama, "--devices cuda:1", replace(box(NVIDIA), doubts=(about, lost)))
+    assert "homeserve doctor" in (caught.value.fix or "")
 
 
 @pytest.mark.parametrize("name", ["tg-quadro-p2000", "1080ti-win-desktop", "rx570-gtt-eq-vram"])
