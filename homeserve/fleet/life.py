@@ -40,11 +40,12 @@ from homeserve.fleet.acts import ActsMemory
 from homeserve.fleet.blame import Wait
 from homeserve.fleet.book import Late, PlanBook
 from homeserve.fleet.capture import STOPPED, Captures, process_state, readable
+from homeserve.fleet.death import CRASH_FIX, death_of
+from homeserve.fleet.death import DEVICE_LOST_FIX as DEVICE_LOST_FIX
 from homeserve.fleet.inquest import Inquest
 from homeserve.fleet.oom import oom_kill_count
 from homeserve.fleet.rank import RankProcess
 from homeserve.fleet.spec import FleetSpec, Loss
-from homeserve.wire.exit_status import EXIT_DEVICE_LOST
 from homeserve.wire.records import (
     RECORD_VERSION,
     FlipOrder,
@@ -76,11 +77,6 @@ LOOK_PERIOD_S = 5.0
 STOPPED_S = 20.0
 """How long nobody may move while a rank is stopped by a signal: it does not go on by itself, so this does not have to
 last as long as a slow plan."""
-DEVICE_LOST_FIX = (
-    "look at what the kernel says of the card (dmesg: lines with Xid or NVRM, or with amdgpu), reset it or restart the"
-    " machine, or serve without it (--devices)"
-)
-_ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 T = TypeVar("T")
 Results = tuple[Result, ...]
@@ -202,7 +198,7 @@ class Life:
             await asyncio.wait({log_end}, timeout=TERM_GRACE_S)
         words = self.ranks[loss.rank].relay.last_words()
         kind = WorkerOutOfMemory if loss.oom else WorkerStartError
-        fix = DEVICE_LOST_FIX if loss.device else None
+        fix = DEVICE_LOST_FIX if loss.device else CRASH_FIX if loss.crash else None
         return kind(f"rank {loss.rank} {loss.why}" + (f"; it said: {words}" if words else ""), fix=fix)
 
     # -------------------------------------------------------------------------------------------------------- plans
@@ -346,6 +342,7 @@ class Life:
         seq: int | None = None,
         outside: bool = False,
         device: bool = False,
+        crash: bool = False,
     ) -> None:
         """The first loss ends this life; later ones are its consequences."""
         if not self._listening:
@@ -353,7 +350,7 @@ class Life:
         debt = self.book.debt(rank)
         if seq is None and debt is not None:
             why, seq = f"{why} while it owed {debt.text}", debt.seq
-        loss = Loss(rank, why, oom, seq, outside=outside, device=device)
+        loss = Loss(rank, why, oom, seq, outside=outside, device=device, crash=crash)
         with_evidence = (self._serving or self.state is LifeState.STUCK) and self._stick()
         self.state = LifeState.LOST
         self._unwatch()
@@ -409,22 +406,17 @@ class Life:
         status = await process.wait()
         if self._listening:
             self._on_bell(rank)  # what it still said counts, and one look sees all that a ring can hold
-            why, oom = self._cause(rank.rank, status)
-            lost = status == EXIT_DEVICE_LOST
-            self._lose(rank.rank, why, oom=oom, outside=-status in _ASKED_TO_END, device=lost)
-
-    def _cause(self, rank: int, status: int) -> tuple[str, bool]:
-        """Words for an exit status, and whether it was an out-of-memory kill."""
-        if status == EXIT_DEVICE_LOST:
-            return f"lost its card ({self.spec.device(rank).told})", False
-        if status >= 0:
-            return f"ended with status {status}", False
-        kills = oom_kill_count()
-        oom = (
-            -status == signal.SIGKILL and kills is not None and self._oom_kills is not None and kills > self._oom_kills
-        )
-        name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
-        return f"was killed by {name}" + (" for want of memory" if oom else ""), oom
+            kills = oom_kill_count()
+            more = kills is not None and self._oom_kills is not None and kills > self._oom_kills
+            found = death_of(status, self.spec.device(rank.rank), oom_kills_more=more)
+            self._lose(
+                rank.rank,
+                found.why,
+                oom=found.oom,
+                outside=found.outside,
+                device=found.device,
+                crash=found.crash,
+            )
 
     def _arm(self) -> None:
         """Have what is owed looked at now and then, and when it would be late."""

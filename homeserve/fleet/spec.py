@@ -108,6 +108,8 @@ class Loss:
     """No request can have been the reason: the process was stopped, or asked to end by a signal."""
     device: bool = False
     """The rank's card is lost. (A request may have been the reason: a kernel that went astray loses a card.)"""
+    crash: bool = False
+    """The process of a rank on a card crashed: in its driver, most likely."""
 
     @property
     def told(self) -> str:
