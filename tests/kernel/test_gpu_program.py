@@ -20,7 +20,7 @@ from gpu_program_rig import LANE_PAGES, LANES, ROWS, TINY, Piece, Sides, worst
 
 from backends.base import PAGE_LEN, Batch, Limits, SharedPools, StatePool, Unsupported
 from backends.gpu import program as gpu_program
-from backends.gpu import refusals
+from backends.gpu import recordings, refusals
 from backends.gpu.backend import COMPILING, GpuBackend
 from backends.gpu.device import Device
 from backends.gpu.errors import CompileFailed, DeviceLost, DriverError, OutOfDeviceMemory
@@ -215,7 +215,7 @@ def test_shapes_that_differ_in_lanes_alone_are_two(sides: Opener) -> None:
 
 
 def test_only_the_last_shapes_are_kept(sides: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_program, "RECORDINGS_MOST", 2)
+    monkeypatch.setattr(recordings, "RECORDINGS_MOST", 2)
     both = sides("llama")
     for rows in (1, 2, 3, 1):
         both.run([(0, 0, TOKENS[:rows])])
@@ -260,7 +260,7 @@ def test_recordings_are_had_all_or_none() -> None:
     memory = device.allocate(64, "workspace")
     device.prepare([mixers.ZERO])
     segment = Segment((mixers.zero(1, 16, Rows(memory.address, 16)),))
-    known = gpu_program.Known((segment, Segment(()), segment, segment))
+    known = recordings.Known((segment, Segment(()), segment, segment))
     with pytest.raises(DriverError):
         known.recorded(device)
     assert [each.closed for each in device.made] == [True, True] and known.recordings is None
