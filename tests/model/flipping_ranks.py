@@ -18,7 +18,6 @@ from ranks import Group
 from wide_models import wide
 
 from backends.base import PAGE_LEN, Backend, Binding, Layouts, Program, WeightHome
-from backends.cpu.images import ImageSource
 from backends.quant import QuantType
 from homeserve.layouts.moves import FlipGeometry, Live, moves
 from homeserve.layouts.owner import OwnerRule
@@ -166,9 +165,9 @@ class Flipping:
 
 def wait_for(layouts: Layouts, name: str) -> None:
     """Until an image is back in memory."""
-    source = getattr(layouts, "_source", None)
-    if layouts.not_ready(name) and isinstance(source, ImageSource):
-        source.shelf.settled()
+    shelf = getattr(getattr(layouts, "_source", None), "shelf", None)
+    if layouts.not_ready(name) and shelf is not None:
+        shelf.settled()
     assert not layouts.not_ready(name)
 
 

@@ -58,15 +58,16 @@ class Ranks:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,  # a line is read without what is behind it
-                env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
+                env={**os.environ, **environ},
             )
             for rank in range(ranks)
         ]
         os.close(fd)
-        self.opened: list[dict[str, Any]] = []
-        for process in self.processes:
-            assert process.stdout is not None
-            assert json.loads(process.stdout.readline()) == {"up": True}, process.stderr
+        try:
+            assert self.hear() == [{"up": True}] * ranks
+        except BaseException:
+            self.close()
+            raise
         for process in self.processes:
             assert process.stdin is not None
             process.stdin.write(b"\n")
