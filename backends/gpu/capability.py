@@ -67,7 +67,7 @@ BY_TYPE = frozenset(
 """Files whose symbols are of a type each."""
 
 
-COMPILED = ("sm_86", "gfx1030", "gfx1100", "gfx1103")
+COMPILED = ("sm_86", "sm_89", "sm_120", "gfx1030", "gfx1100", "gfx1103", "gfx1201")
 """Arches for which docs/kernels.csv has every symbol: a test holds the two equal."""
 
 UNKNOWN = "the gate did not go through this arch: what compiles is known on the machine that has the card"

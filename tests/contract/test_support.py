@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT / "scripts" / "benchmarks"))
 
 import support_page as pages  # noqa: E402
 
-NAMED = ("sm_86", "gfx1030", "gfx1100", "gfx1103")
+NAMED = gpu.COMPILED
 KV = ("F32", "F16", "BF16", "Q8_0", "F8")
 
 

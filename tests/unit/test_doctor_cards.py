@@ -55,7 +55,7 @@ def test_a_card_that_lacks_nothing_has_one_line(root: Path) -> None:
 
 
 def test_an_arch_that_is_compiled_for_here_is_no_lack(root: Path) -> None:
-    (line,) = found(box(replace(NVIDIA, arch="sm_120")), root)
+    (line,) = found(box(replace(NVIDIA, arch="sm_90")), root)
     assert not line.fix and "the first start compiles them here" in line.what
 
 
