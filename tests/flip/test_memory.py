@@ -60,7 +60,9 @@ def box(tmp_path: Path) -> Iterator[Box]:
 
 async def flips(client: Client, count: int) -> None:
     """So many flips there and back, each committed, while answers stream."""
-    here = (await client.get("/v1/homeserve/status"))["layout"]
+    while not (status := await client.get("/v1/homeserve/status"))["kv"]["used_tokens"]:
+        await asyncio.sleep(0.005)
+    here = status["layout"]
     for _ in range(count):
         here = OTHER[here]
         async with client._session.post(client.url + "/v1/homeserve/flip", json={"to": here}) as answer:
