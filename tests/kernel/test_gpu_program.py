@@ -492,11 +492,11 @@ def test_an_arch_that_the_gate_has_not_seen_is_answered_by_compiling(sides: Open
     kv = both.bound.kv_pool(PAGE_LEN, QuantType.F32)
     symbols = [symbol for symbol in _symbols() if symbol.name in both.device.prepared]
     given = (both.bound.ops, both.weights, kv, symbols)
-    refusals.refuse("cuda", "sm_89", *given[:3])
-    fine: Device = EmulatedDevice("sm_89")
+    refusals.refuse("cuda", "sm_90", *given[:3])
+    fine: Device = EmulatedDevice("sm_90")
     refusals.compile_unknown("cuda", fine, *given)
     with pytest.raises(Unsupported) as refused:
-        refusals.compile_unknown("cuda", Stubborn("sm_89"), *given)
+        refusals.compile_unknown("cuda", Stubborn("sm_90"), *given)
     assert [(entry.op, entry.type) for entry in refused.value.missing] == [("Attention", "F32")]
     assert "too many registers" in str(refused.value)
     with pytest.raises(CompileFailed):
