@@ -1,6 +1,6 @@
 """Compiles every kernel for the arches of the gate and writes docs/kernels.csv; called by scripts/compile_kernels.
 
-    scripts/compile_kernels                        all arches; rows of arches that are left out by --arch stay
+    scripts/compile_kernels                        those of the table; rows of arches that --arch leaves out stay
     scripts/compile_kernels --arch sm_86,gfx1103   these alone; any arch that the compilers know
     scripts/compile_kernels --check                writes nothing; exit 1 for a spill, a missing instruction, a figure
                                                    that is worse than the table's
@@ -22,6 +22,7 @@ from pathlib import Path
 from backends.gpu import gate, jit, toolchain
 from backends.gpu.arch import SAMPLE, Arch, arch
 from backends.gpu.cache import Cache, Compiler, default_folder
+from backends.gpu.capability import COMPILED
 from backends.gpu.errors import KernelError
 
 TABLE = Path(__file__).resolve().parent.parent / "docs" / "kernels.csv"
@@ -29,7 +30,7 @@ TABLE = Path(__file__).resolve().parent.parent / "docs" / "kernels.csv"
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arch", default=",".join((*SAMPLE["nvidia"], *SAMPLE["amd"])), metavar="A,B")
+    parser.add_argument("--arch", default=",".join(COMPILED), metavar="A,B")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--nvcc", action="store_true")
     parser.add_argument("-k", default="", metavar="WORD")

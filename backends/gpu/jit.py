@@ -18,6 +18,7 @@ import functools
 import importlib.util
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,7 +200,7 @@ def install(vendor: Vendor, major: int | None) -> str:
             " libhiprtc-builtins5 · Fedora: dnf install rocm-hip · AMD's packages: hip-runtime-amd), or set ROCM_PATH"
         )
     wheel = "nvidia-cuda-nvrtc-cu12" if major == 12 else "nvidia-cuda-nvrtc"
-    return f"install it with: pip install {wheel}"
+    return f"install it with: {sys.executable} -m pip install {wheel}"
 
 
 def _candidates(vendor: Vendor, major: int | None) -> Iterator[str]:

@@ -162,8 +162,14 @@ def _devices_of(outcome: Plan | Refusal | Unknown) -> Iterable[int]:
     if isinstance(outcome, Plan):
         return outcome.ranks
     if isinstance(outcome, Refusal):
-        return sorted({line.device for line in outcome.lines} | {outcome.device})
+        return _computing(outcome.ceilings, {line.device for line in outcome.lines} | {outcome.device})
     return ()
+
+
+def _computing(found: Ceilings, devices: Iterable[int]) -> list[int]:
+    """Of devices that hold something those that compute: the host holds something beside every card."""
+    held = sorted(devices)
+    return [index for index in held if found.devices[index].kind != "cpu"] or held
 
 
 # ------------------------------------------------------------------------------------------------------- about the box
@@ -178,7 +184,7 @@ def _about_box(asked: _Asked) -> int:
         raise SettingError("--svg draws a plan, and a plan needs a model", field="svg", fix="name a MODEL or a --shape")
     found = ceilings(asked.box, asked.wish.floor_bytes, named=named_cards(asked.box, asked.wish))
     rows, more = _models_on_disk(asked)
-    usable = [device.index for device in found.devices if device.usable]
+    usable = _computing(found, (device.index for device in found.devices if device.usable))
     doubts = _doubts(found, (), usable, asked.wish.kv_type)
     if asked.args.json:
         from budget.document import document

@@ -32,15 +32,14 @@ INTRO = """# What each backend can do
 Made from the capability tables by `scripts/support`; a test holds page and tables equal. `homeserve doctor --support`
 prints the same, with `--json` for programs.
 
-A table has an entry for each op and each type or feature that it may have to do with (`backends/needs.py`). *Unknown*
-is no yes: a model that needs an entry which is not yes is refused before anything is loaded, with every missing entry
-named.
+A table has an entry for each op and each type or feature that it may have to do with (`backends/needs.py`). A model
+that needs an entry which reads *no* is refused before anything is loaded, with every missing entry named. *Unknown* is
+no yes: `homeserve up` by itself leaves such a card out, and where it is named its kernels are compiled on the machine
+first.
 
-**reference** is the oracle, **cpu** what `homeserve up` runs on. **cuda** and **rocm** are kernels that are compiled
-and emulated ([GPU.md](GPU.md)): a *yes* means that every kernel of the entry compiles for the arch without a spilled
-register and equals the oracle under emulation. **None of them has run on a card**, and `homeserve up` does not use a
-card yet. An arch that has no column is *unknown*: code for it is compiled on the
-machine that has the card.
+**reference** is the oracle, **cpu** serves everywhere. **cuda** and **rocm** are cards ([GPU.md](GPU.md)): a *yes*
+means that every kernel of the entry compiles for the arch without a spilled register and equals the oracle under
+emulation. **None of them has run on a card.** An arch that has no column is *unknown*.
 """
 
 

@@ -552,6 +552,15 @@ def test_the_box_alone_tells_which_models_fit(capsys: pytest.CaptureFixture[str]
     assert "small: CPU only" in text and "homeserve budget tiny.gguf --box box.json" in text
 
 
+def test_the_host_beside_a_card_is_no_fleet_of_both(capsys: pytest.CaptureFixture[str]) -> None:
+    """It holds the engine process and more beside every card, and computes nothing of a plan for that card."""
+    Path("card.json").write_text(json.dumps(CARD_BOX))
+    for more, code in (((), 0), (("--shape", "llama3.3-70b:Q8_0", "--devices", "cuda:0"), 2)):
+        assert cli.main(["budget", "--box", "card.json", *more]) == code
+        text = capsys.readouterr().out
+        assert "RTX 3090" in text and "no fleet of both" not in text
+
+
 def test_a_terminal_without_the_letters_gets_others(capsys: pytest.CaptureFixture[str]) -> None:
     Path("odd.json").write_text(json.dumps(BOX | {"id": "h\u00f6me \u2603"}))
     assert cli.main(["budget", "--box", "odd.json"]) == 0
