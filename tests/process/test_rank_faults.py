@@ -42,7 +42,7 @@ SHARES: dict[str, dict[str, Any]] = {
     "tensor": {"weight_vector": (2, 1, 1), "token_vector": (2, 1, 1)},
 }
 CALLS = [tuple(range(7, 7 + length)) for length in (3, 20, 45)]
-LENGTH = 10
+LENGTH, LONG = 10, 70
 
 
 def cases() -> list[tuple[str, int, str, int, str]]:
@@ -91,10 +91,10 @@ async def served(layout: str | None, captures: Path, fault: str = "", timeout_s:
         await fleet.stop()
 
 
-async def recovered(engine: Engine, times: int) -> None:
+async def recovered(engine: Engine, times: int, every_s: float = 0.02) -> None:
     async with asyncio.timeout(60.0):
         while [event["kind"] for event in engine.snapshot().events].count("recovered") < times:
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(every_s)
 
 
 async def _tokens(stream: TokenStream) -> list[int]:
@@ -212,13 +212,14 @@ def test_a_stream_survives_any_number_of_stops_from_outside(
 
     async def main() -> None:
         async with served(layout, tmp_path, "rank=2,step=prefill,action=stop") as (engine, fleet):
-            stream = engine.submit(GenerateCall("r", CALLS[2], Sampling(temperature=0.0), LENGTH, frozenset()))
+            stream = engine.submit(GenerateCall("r", CALLS[2], Sampling(temperature=0.0), LONG, frozenset()))
             reading = asyncio.create_task(_tokens(stream))
             for times in (1, 2):
-                await recovered(engine, times)
+                await recovered(engine, times, every_s=0.0)  # the stop has to come before the answer's end
                 if times < 2:
                     os.kill(fleet.ranks[2].pid, signal.SIGSTOP)
-            assert await reading == alone[2]
+            tokens = await reading
+            assert len(tokens) == LONG and tokens[:LENGTH] == alone[2]
             losses = [event for event in engine.snapshot().events if event["kind"] == "worker_lost"]
             assert [loss["rank"] for loss in losses] == [2, 2]
             assert all("was stopped" in loss["text"] for loss in losses), losses
