@@ -333,18 +333,18 @@ def _attention(program: Program) -> tuple[Growth, ...]:
     stats, values = [], []
     for layer in {part.layer for part in program.parts if part.layer.heads}:
         each = lanes * rows * layer.heads * FLOAT_BYTES
-        most = _parts_most(layer, program.context, each * (layer.head_dim + 2))
+        most = _parts_most(layer, program.context, rows, each * (layer.head_dim + 2))
         stats.append((2 * each, most))
         values.append((layer.head_dim * each, most))
     return tuple(_of_parts(kinds, program.context) for kinds in (stats, values) if kinds)
 
 
-def _parts_most(layer: LayerWork, context: int, each: int) -> int:
-    """Parts of `each` bytes that there is room for."""
+def _parts_most(layer: LayerWork, context: int, rows: int, each: int) -> int:
+    """Parts of `each` bytes that there is room for, each with `rows` rows of a lane (backends/gpu/ops/attention.py)."""
 
     def seen(pages: int) -> int:
         count = -(-pages_of(context) // pages)
-        return min(count, -(-(layer.window - 1) // (pages * PAGE)) + 1) if layer.window else count
+        return min(count, -(-(layer.window + rows - 2) // (pages * PAGE)) + 1) if layer.window else count
 
     return min(seen(PART_TOKENS // PAGE), max(PART_BYTES // each, seen(PART_PAGES_MOST)))
 

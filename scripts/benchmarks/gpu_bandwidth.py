@@ -136,7 +136,7 @@ def attention_gb_s(bench: Bench, arena: Memory, kv: str, context: int, lanes: in
         kv, heads, kv_heads, dims, dims**-0.5, dims, heads * dims, heads * dims, lane_pages, lanes * lane_pages
     )
     tiles = attention.Tiles(few_tiles_most(limits), few_rows_most(limits))
-    least = 4 * sum(attention.part_floats(shape, tiles, attention.parts(attention.MAX_PART_PAGES, shape)))
+    least = 4 * sum(attention.part_floats(shape, tiles, attention.parts(attention.MAX_PART_PAGES, shape, tiles.rows)))
     parts = attention.fitting_parts(shape, tiles, max(PART_BYTES, least))
     own = _Own(bench, shape, tiles, parts, context, lanes)
     k_bytes, v_bytes = _pool_bytes(bench, kv, context, lanes)

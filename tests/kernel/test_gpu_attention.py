@@ -110,7 +110,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(vendor: rig.Vendor, warp
         filled.shape = replace(filled.shape, lane_pages=lane_pages, pool_pages=both.shape.pool_pages)
         cut = ops.cut_tiles(filled.lanes, tile_rows)
         tiles = ops.Tiles(len(cut), tile_rows)
-        parts = None if form == "many" else ops.parts(8, filled.shape)
+        parts = None if form == "many" else ops.parts(8, filled.shape, tile_rows)
         memory = filled.memory(cut, ops.part_floats(filled.shape, tiles, parts) if parts else (0, 0))
         make = ops.few if form == "few" else ops.many
         launches = make(filled.shape, memory, tiles, parts)  # type: ignore[arg-type]
@@ -133,6 +133,27 @@ def test_blocks_run_in_any_order(vendor: rig.Vendor, warp: int, form: str, backw
 
 
 @widths
+@pytest.mark.parametrize("form", ["few", "split"])
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Asked("f16", 64, sequences=((257, 2),), window=129),
+        Asked("f16", 64, sequences=((260, 4),), window=129),
+        Asked("f16", 64, sequences=((770, 4),), window=512, part_pages=16),
+    ],
+)
+def test_a_tile_that_sees_a_part_more_than_each_of_its_rows(
+    vendor: rig.Vendor, warp: int, form: str, backwards: bool, asked: Asked
+) -> None:
+    """At a window's edge: no part lies where another one of the tile does, whichever block is the last."""
+    rng = np.random.default_rng(1)
+    case = few_case(rng, warp, asked) if form == "few" else many_case(rng, warp, asked, parts=True)
+    run(case, vendor, warp, backwards=backwards)
+    case.check()
+
+
+@widths
 def test_a_row_that_is_no_number_spoils_none_before_it(vendor: rig.Vendor, warp: int) -> None:
     """Drafts that are verified together: the second's K is infinite, its V no number; the first does not see them."""
     asked = Asked("f16", 64, sequences=((140, 2),))
@@ -140,7 +161,7 @@ def test_a_row_that_is_no_number_spoils_none_before_it(vendor: rig.Vendor, warp:
     last = filled.slots(0, 139, 140)
     filled.k[last], filled.v[last] = np.inf, np.nan
     cut = ops.cut_tiles(filled.lanes, 2)
-    tiles, parts = ops.Tiles(1, 2), ops.parts(8, filled.shape)
+    tiles, parts = ops.Tiles(1, 2), ops.parts(8, filled.shape, 2)
     memory = filled.memory(cut, ops.part_floats(filled.shape, tiles, parts))
     run(Case(ops.few(filled.shape, memory, tiles, parts), (), lambda: None), vendor, warp)
     assert np.isnan(filled.out[1]).all()
@@ -192,14 +213,18 @@ def test_tiles_are_runs_of_one_lane() -> None:
 def test_parts_are_whole_steps(pages: int) -> None:
     shape = ops.Shape("f16", 2, 1, 64, 1.0, 64, 128, 128, 40, 80)
     with pytest.raises(ValueError, match=f"parts of {pages} pages"):
-        ops.parts(pages, shape)
+        ops.parts(pages, shape, 1)
 
 
 def test_a_window_bounds_the_parts() -> None:
     shape = ops.Shape("f16", 2, 1, 64, 1.0, 64, 128, 128, 8192, 9000, window=1024)
-    assert ops.parts(16, shape) == ops.Parts(16, 5)
-    assert ops.parts(16, replace(shape, window=0)) == ops.Parts(16, 512)
-    assert ops.parts(16, replace(shape, window=1)) == ops.Parts(16, 1)
+    assert ops.parts(16, shape, 1) == ops.Parts(16, 5)
+    assert ops.parts(16, shape, 2) == ops.Parts(16, 5), "the second row sees one position more, of 1023"
+    assert ops.parts(16, shape, 3) == ops.Parts(16, 6)
+    assert ops.parts(16, replace(shape, window=0), 3) == ops.Parts(16, 512)
+    assert ops.parts(16, replace(shape, window=1), 1) == ops.Parts(16, 1)
+    with pytest.raises(ValueError, match="3 rows of a tile see 6 parts, there are places for 5"):
+        ops.few(shape, ops.Memory(*[0] * 8), ops.Tiles(1, 3), ops.parts(16, shape, 1))
 
 
 def test_parts_are_as_small_as_their_memory_allows() -> None:

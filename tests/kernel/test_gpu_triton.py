@@ -56,7 +56,9 @@ def _case(asked: Asked, *, parts: bool) -> tuple[Filled, attention_triton.Form, 
     filled = Filled(asked, np.random.default_rng(SEED))
     # One more tile without rows, as a recorded graph has.
     cut = np.concatenate([ops.cut_tiles(filled.lanes, asked.tile_rows), np.zeros((1, 2), np.int32)])
-    tiles, split = ops.Tiles(len(cut), asked.tile_rows), ops.parts(asked.part_pages, filled.shape) if parts else None
+    tiles, split = ops.Tiles(len(cut), asked.tile_rows), None
+    if parts:
+        split = ops.parts(asked.part_pages, filled.shape, asked.tile_rows)
     memory = filled.memory(cut, ops.part_floats(filled.shape, tiles, split) if split else (0, 0))
     form = attention_triton.form_of(filled.shape, "amd", rows=asked.tile_rows, parts=parts, sinks=asked.sinks)
     symbol = attention_triton.symbol_of(form, 32)

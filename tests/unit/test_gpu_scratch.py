@@ -28,7 +28,7 @@ def test_a_longer_context_never_takes_less_and_always_what_is_used(heads: int, w
         found = sum(attention.scratch(op, Context(FACTS, limits, KV, StatePool(), {}, 272)).values())
         shape, tiles = attention._shape(op, KV, limits), attention._most_tiles(limits)
         used = 4 * sum(ops.part_floats(shape, tiles, attention._parts(shape, limits)))
-        largest = 4 * sum(ops.part_floats(shape, tiles, ops.parts(ops.MAX_PART_PAGES, shape)))
+        largest = 4 * sum(ops.part_floats(shape, tiles, ops.parts(ops.MAX_PART_PAGES, shape, tiles.rows)))
         assert max(before, used) <= found <= max(attention.PART_BYTES, largest)
         before = found
 

@@ -109,7 +109,7 @@ def _launched(form: attention_triton.Form, shape: ops.Shape, tiles: ops.Tiles, p
 def test_parts_are_merged_by_the_own_kernel_and_leave_sinks_to_it() -> None:
     form = attention_triton.form_of(replace(SHAPE, gated=True), "nvidia", rows=1, parts=True, sinks=True)
     assert (form.queries, form.constants["SINKS"], form.constants["GATED"]) == (16, 0, 0)
-    symbols = _launched(form, SHAPE, ops.Tiles(3, 1), ops.parts(64, SHAPE))
+    symbols = _launched(form, SHAPE, ops.Tiles(3, 1), ops.parts(64, SHAPE, 1))
     assert [symbol.name for symbol in symbols] == ["attention_triton", "attention_merge"]
     assert [symbol.name for symbol in _launched(FORM, SHAPE, ops.Tiles(3, 512), None)] == ["attention_triton"]
     assert _launched(FORM, SHAPE, ops.Tiles(0, 512), None) == []

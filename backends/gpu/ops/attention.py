@@ -268,7 +268,8 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Parts:
-    """Attention is computed in parts of `pages` pages, of which one query sees at most `most`."""
+    """Attention is computed in parts of `pages` pages, of which the queries of one tile see at most `most` between
+    them: each has a place of its own, whichever queries see it."""
 
     pages: int
     most: int
@@ -285,15 +286,12 @@ def cut_tiles(lanes: Sequence[int] | npt.NDArray[np.int32], most: int) -> npt.ND
     return np.array(tiles, np.int32).reshape(-1, 2)
 
 
-def parts(pages: int, shape: Shape) -> Parts:
-    """Parts of `pages` pages (whole steps) for sequences as long as a lane's table. Raises ValueError."""
+def parts(pages: int, shape: Shape, rows: int) -> Parts:
+    """Parts of `pages` pages (whole steps) for sequences as long as a lane's table and tiles of at most `rows` rows.
+    Raises ValueError."""
     if not 0 < pages <= MAX_PART_PAGES or pages % FEW_STEP_PAGES:
         raise ValueError(f"parts of {pages} pages: a multiple of {FEW_STEP_PAGES}, at most {MAX_PART_PAGES}")
-    length = pages * PAGE_LEN
-    seen = -(-shape.lane_pages // pages)
-    if shape.window:
-        seen = min(seen, -(-(shape.window - 1) // length) + 1)
-    return Parts(pages, seen)
+    return Parts(pages, _seen(shape, pages, rows))
 
 
 def fitting_parts(shape: Shape, tiles: Tiles, limit: int) -> Parts:
@@ -301,7 +299,7 @@ def fitting_parts(shape: Shape, tiles: Tiles, limit: int) -> Parts:
     bytes: small ones fill a card from short sequences on, and all of a program's batches must have the same. Raises
     ValueError where none do."""
     for pages in range(LEAST_PART_PAGES, MAX_PART_PAGES + 1, FEW_STEP_PAGES):
-        cut = parts(pages, shape)
+        cut = parts(pages, shape, tiles.rows)
         if 4 * sum(part_floats(shape, tiles, cut)) <= limit:
             return cut
     raise ValueError(f"{tiles.count} tiles of {tiles.rows} rows take more than {limit} bytes in parts of {pages} pages")
@@ -359,11 +357,18 @@ def merge(shape: Shape, memory: Memory, tiles: Tiles, parts: Parts) -> Launch:
 
 
 def tile_parts(shape: Shape, tiles: Tiles, parts: Parts) -> int:
-    """Parts that the rows of one tile see between them: at a window's edge one more than each."""
-    if not shape.window:
-        return parts.most
-    seen = shape.window + tiles.rows - 2
-    return min(-(-shape.lane_pages // parts.pages), -(-seen // (parts.pages * PAGE_LEN)) + 1)
+    """Parts that the rows of one tile see between them: at a window's edge one more than each. Raises ValueError for
+    tiles of more rows than there are places for."""
+    seen = _seen(shape, parts.pages, tiles.rows)
+    if seen > parts.most:
+        raise ValueError(f"{tiles.rows} rows of a tile see {seen} parts, there are places for {parts.most}")
+    return seen
+
+
+def _seen(shape: Shape, pages: int, rows: int) -> int:
+    """Parts of `pages` pages that `rows` rows of one lane see between them, at most."""
+    every = -(-shape.lane_pages // pages)
+    return min(every, -(-(shape.window + rows - 2) // (pages * PAGE_LEN)) + 1) if shape.window else every
 
 
 def _arguments(shape: Shape, m: Memory, tiles: Tiles, parts: Parts) -> tuple[int | float, ...]:

@@ -161,12 +161,14 @@ def _room(shape: ops.Shape, limits: Limits) -> ops.Parts:
     """The parts that there is memory for, no fewer than those of `_parts`: as many as the smallest would be, and no
     more than the limit has room for. So a longer context never takes less, and what it takes can be told beforehand
     (budget.card_work)."""
-    small = ops.parts(ops.LEAST_PART_PAGES, shape)
-    each = 4 * sum(ops.part_floats(shape, _most_tiles(limits), ops.Parts(small.pages, 1)))
+    tiles = _most_tiles(limits)
+    small = ops.parts(ops.LEAST_PART_PAGES, shape, tiles.rows)
+    each = 4 * sum(ops.part_floats(shape, tiles, ops.Parts(small.pages, 1)))
     return ops.Parts(small.pages, min(small.most, _limit(shape, limits) // each))
 
 
 def _limit(shape: ops.Shape, limits: Limits) -> int:
     """Bytes that parts may take."""
-    largest = ops.parts(ops.MAX_PART_PAGES, shape)
-    return max(PART_BYTES, 4 * sum(ops.part_floats(shape, _most_tiles(limits), largest)))
+    tiles = _most_tiles(limits)
+    largest = ops.parts(ops.MAX_PART_PAGES, shape, tiles.rows)
+    return max(PART_BYTES, 4 * sum(ops.part_floats(shape, tiles, largest)))

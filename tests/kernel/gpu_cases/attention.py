@@ -124,7 +124,7 @@ def few_case(rng: np.random.Generator, warp: int, asked: Asked) -> Case:
     filled = Filled(asked, rng)
     cut = ops.cut_tiles(filled.lanes, asked.tile_rows)
     # One more tile without rows, as a recorded graph has.
-    tiles, parts = ops.Tiles(len(cut) + 1, asked.tile_rows), ops.parts(asked.part_pages, filled.shape)
+    tiles, parts = ops.Tiles(len(cut) + 1, asked.tile_rows), ops.parts(asked.part_pages, filled.shape, asked.tile_rows)
     cut = np.concatenate([cut, np.zeros((1, 2), np.int32)])
     memory = filled.memory(cut, ops.part_floats(filled.shape, tiles, parts))
     launches = ops.few(filled.shape, memory, tiles, parts)
@@ -136,7 +136,7 @@ def many_case(rng: np.random.Generator, warp: int, asked: Asked, *, parts: bool 
     cut = ops.cut_tiles(filled.lanes, asked.tile_rows)
     tiles = ops.Tiles(len(cut) + 1, asked.tile_rows)
     cut = np.concatenate([cut, np.zeros((1, 2), np.int32)])
-    split = ops.parts(asked.part_pages, filled.shape) if parts else None
+    split = ops.parts(asked.part_pages, filled.shape, asked.tile_rows) if parts else None
     memory = filled.memory(cut, ops.part_floats(filled.shape, tiles, split) if split else (0, 0))
     launches = ops.many(filled.shape, memory, tiles, split)
     return Case(launches, tuple(filled.arrays), lambda: filled.check(halves_tolerance(filled.shape)))
@@ -161,7 +161,7 @@ def latent_case(rng: np.random.Generator, warp: int, kv: str, *, parts: bool = F
     shape = replace(filled.shape, dims=ops.LATENT, out_stride=heads * ops.LATENT)
     cut = ops.cut_tiles(filled.lanes, 4)
     tiles = ops.Tiles(len(cut), 4)
-    split = ops.parts(8, shape) if parts else None
+    split = ops.parts(8, shape, tiles.rows) if parts else None
     filled.out = nothing((len(filled.lanes), heads, ops.LATENT))
     memory = filled.memory(cut, ops.part_floats(shape, tiles, split) if split else (0, 0))
 
