@@ -345,6 +345,8 @@ class App:
 
     def _start_templates(self, checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
         """The helper comes up beside whatever follows; a request that is faster than it waits for it."""
+        from homeserve.models.dialects import USUAL
+        from homeserve.text.dialects import dialect_of
         from homeserve.text.fallback_templates import special_tokens, templates_for
         from homeserve.text.templates import TemplateHost
 
@@ -352,6 +354,7 @@ class App:
         self._stack.push_async_callback(host.stop)
         self.context.templates = host
         templates = templates_for(checkpoint.chat_templates, tokenizer)
+        self.context.dialect = dialect_of(templates, USUAL.get(checkpoint.arch, ("", "")))
         host.configure(templates, special_tokens(tokenizer))
         if templates:
             self._prewarmed = self._background(_prewarm(host, templates, special_tokens(tokenizer)))

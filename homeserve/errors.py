@@ -18,6 +18,7 @@
     │       └── RecordTooLarge          a record is larger than the slot that should hold it
     └── RequestError                    an HTTP status · bad or refused request
         ├── InvalidField                400 invalid_field
+        ├── SchemaUnsatisfiable         400 schema_unsatisfiable
         ├── ContextOverflow             400 context_overflow
         ├── UnknownModel                404 model_not_found
         ├── UnknownFlip                 404 flip_not_found
@@ -181,6 +182,15 @@ class InvalidField(RequestError):
 
     def __init__(self, field: str, what: str, *, fix: str | None = None) -> None:
         super().__init__(f"{field}: {what}", field=field, fix=fix)
+
+
+class SchemaUnsatisfiable(RequestError):
+    """No answer could ever fit what `field` asks for."""
+
+    code = "schema_unsatisfiable"
+
+    def __init__(self, field: str, what: str) -> None:
+        super().__init__(f"{field}: {what}", field=field)
 
 
 class ContextOverflow(RequestError):

@@ -38,6 +38,8 @@ class GenerateCall:
     prompt_logprobs: int = -1
     drafts: bool = True
     """Whether its tokens may be drafted, where the engine drafts at all."""
+    pooling: str = ""
+    """`mean`, `last` or `cls`: no token is generated, the prompt's embedding comes with the last event."""
 
 
 @dataclass
@@ -67,6 +69,8 @@ class TokenEvent:
     prompt_logprobs: tuple[Logprobs, ...] = ()
     finish: FinishReason | None = None
     error: str | None = None
+    embedding: bytes = b""
+    """Float32 `[hidden]`, of length 1, with the last event of a call with pooling."""
 
 
 @dataclass

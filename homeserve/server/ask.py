@@ -7,7 +7,7 @@ Seeds. The same seed gives the same answer; a request without one draws its own.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,8 @@ from homeserve.errors import ContextOverflow, InvalidField
 from homeserve.server.bounds import Bounds
 from homeserve.server.fields import ChatRequest, Common, CompletionRequest
 from homeserve.server.prompts import Prompt
-from homeserve.wire.records import Sampling
+from homeserve.text.answer import AnswerReader, PlainReader
+from homeserve.wire.records import Guide, Sampling
 
 if TYPE_CHECKING:
     from homeserve.text.tokenizer import Tokenizer
@@ -48,6 +49,10 @@ class Ask:
     include_usage: bool = False
     continuous_usage: bool = False
     token_ids: bool = False
+    make_reader: Callable[[], AnswerReader] = PlainReader
+    """Reads one choice's text into parts."""
+    thought_told: bool = True
+    """Whether the client hears thoughts."""
 
     def prompt_of(self, index: int) -> Prompt:
         return self.prompts[index // self.n]
@@ -63,6 +68,20 @@ def derived_seed(seed: int, choice: int) -> int:
     return (z ^ (z >> 31)) & _SEED_MASK
 
 
+@dataclass(frozen=True)
+class Terms:
+    """What a route asks for beside the fields that all have. `max_tokens` None: the rest of the context; 0: no text."""
+
+    max_tokens: int | None = None
+    logprobs: int = -1
+    echo: bool = False
+    guide: Guide | None = None
+    make_reader: Callable[[], AnswerReader] = PlainReader
+    thought_told: bool = True
+    where: str = "messages"
+    """The field that the prompt came from."""
+
+
 def make_ask(
     fields: ChatRequest | CompletionRequest,
     prompts: list[Prompt],
@@ -71,25 +90,33 @@ def make_ask(
     bounds: Bounds,
     request_id: str,
 ) -> Ask:
+    """For the two routes whose fields say it all. Raises InvalidField, ContextOverflow."""
+    echo = isinstance(fields, CompletionRequest) and bool(fields.echo)
+    where = "messages" if isinstance(fields, ChatRequest) else "prompt"
+    terms = Terms(_wanted_tokens(fields), _logprobs(fields), echo, where=where)
+    return ask_for(fields, terms, prompts, tokenizer, bounds=bounds, request_id=request_id)
+
+
+def ask_for(
+    fields: Common, terms: Terms, prompts: list[Prompt], tokenizer: Tokenizer, *, bounds: Bounds, request_id: str
+) -> Ask:
     """Raises InvalidField, ContextOverflow."""
     context = bounds.context
     n = fields.n or 1
     _check_sequences(len(prompts), n, bounds)
     check_fields(fields, bounds)
-    echo = isinstance(fields, CompletionRequest) and bool(fields.echo)
-    wanted = _wanted_tokens(fields)
-    logprobs = _logprobs(fields)
+    wanted = terms.max_tokens
     stream = fields.stream_options if fields.stream else None
     seed = secrets.randbits(63) if fields.seed is None else fields.seed
     calls = []
     for p, prompt in enumerate(prompts):
         room = context - len(prompt.ids)
         if room < 1:
-            raise ContextOverflow(len(prompt.ids), context, "messages" if isinstance(fields, ChatRequest) else "prompt")
+            raise ContextOverflow(len(prompt.ids), context, terms.where)
         max_tokens = min(max(1, wanted), room) if wanted is not None else room
         for k in range(n):
             sampling, end_tokens = _sampling(
-                fields, tokenizer.end_ids, bounds.vocab, derived_seed(seed, k), logprobs, max_tokens
+                fields, tokenizer.end_ids, bounds.vocab, derived_seed(seed, k), terms, max_tokens
             )
             calls.append(
                 GenerateCall(
@@ -98,7 +125,7 @@ def make_ask(
                     sampling=sampling,
                     max_tokens=max_tokens,
                     end_tokens=end_tokens,
-                    prompt_logprobs=logprobs if echo else -1,
+                    prompt_logprobs=terms.logprobs if terms.echo else -1,
                 )
             )
     return Ask(
@@ -106,13 +133,15 @@ def make_ask(
         n=n,
         calls=tuple(calls),
         stops=_stops(fields),
-        logprobs=logprobs,
-        echo=echo,
+        logprobs=terms.logprobs,
+        echo=terms.echo,
         silent=wanted == 0,
         stream=bool(fields.stream),
         include_usage=bool(stream and stream.include_usage),
         continuous_usage=bool(stream and stream.continuous_usage_stats),
         token_ids=bool(fields.return_token_ids),
+        make_reader=terms.make_reader,
+        thought_told=terms.thought_told,
     )
 
 
@@ -159,7 +188,7 @@ def _stops(fields: Common) -> tuple[str, ...]:
 
 
 def _sampling(
-    fields: Common, model_ends: frozenset[int], vocab: int, seed: int, logprobs: int, max_tokens: int
+    fields: Common, model_ends: frozenset[int], vocab: int, seed: int, terms: Terms, max_tokens: int
 ) -> tuple[Sampling, frozenset[int]]:
     """How to draw, and the tokens that end the sequence. Ids in `fields` were checked.
 
@@ -186,9 +215,10 @@ def _sampling(
         frequency_penalty=fields.frequency_penalty or 0.0,
         seed=seed,
         logit_bias=tuple(sorted((fields.logit_bias or {}).items())),
-        top_logprobs=logprobs,
+        top_logprobs=terms.logprobs,
         forbidden=tuple(sorted(forbidden)) if min_tokens else (),
         min_tokens=min_tokens,
+        guide=terms.guide,
     )
     return sampling, end_tokens
 

@@ -1,7 +1,8 @@
 """One choice of an answer, from token events to text: pure, no sockets and no engine.
 
 `push` takes what the engine said and gives the next `Piece` of the answer. Text may come later than its tokens: an
-incomplete character and a possible beginning of a stop string are held back. Tokens after a stop string do not count.
+incomplete character, a possible beginning of a stop string and of a mark of the model's formats are held back. Tokens
+after a stop string do not count.
 Log-probabilities of the prompt may come chunk by chunk; they go out together, with the first token.
 """
 
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from homeserve.engine.request import FinishReason, TokenEvent
+from homeserve.text.answer import AnswerReader, Part, PartKind, PlainReader, merged
 from homeserve.text.stream import TextStream
 from homeserve.wire.records import Logprobs
 
@@ -19,25 +21,44 @@ if TYPE_CHECKING:
 
     from homeserve.text.tokenizer import Tokenizer
 
+TOOL_CALLS = "tool_calls"
+"""How a choice ends whose answer calls tools."""
+
 
 @dataclass(frozen=True)
 class Piece:
-    """What a choice gained: text, its tokens, and how it ended, where it did (`stop` or `length`).
+    """What a choice gained: parts of its answer, its tokens, and how it ended, where it did (`stop`, `length` or
+    `tool_calls`).
 
     `offsets[i]`: characters of the answer that were complete before token i.
     """
 
-    text: str = ""
+    parts: tuple[Part, ...] = ()
     tokens: tuple[int, ...] = ()
     offsets: tuple[int, ...] = ()
     logprobs: tuple[Logprobs, ...] = ()
     prompt_logprobs: tuple[Logprobs, ...] = ()
     finish: str | None = None
     stop_matched: bool = False
+    stop: str | None = None
+    """The stop string that ended it, with `stop_matched`."""
+    embedding: bytes = b""
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.parts if part.kind is PartKind.TEXT)
+
+    @property
+    def thought(self) -> str:
+        return "".join(part.text for part in self.parts if part.kind is PartKind.THOUGHT)
+
+    @property
+    def calls(self) -> tuple[Part, ...]:
+        return tuple(part for part in self.parts if part.kind is PartKind.CALL)
 
     @property
     def empty(self) -> bool:
-        return not (self.text or self.tokens or self.finish)
+        return not (self.parts or self.tokens or self.finish)
 
 
 class ChoiceFailed(Exception):
@@ -50,13 +71,18 @@ class ChoiceFailed(Exception):
 
 
 class Choice:
-    """State of one choice. `completion_tokens` counts what the client is told."""
+    """State of one choice. `completion_tokens` counts what the client is told, `thought_tokens` those of a thought
+    among them."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], *, silent: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Sequence[str], *, silent: bool = False, reader: AnswerReader | None = None
+    ) -> None:
         self._text = TextStream(tokenizer, stops)
+        self._reader = reader or PlainReader()
         self._silent = silent
         self._of_prompt: list[Logprobs] = []
         self.completion_tokens = 0
+        self.thought_tokens = 0
         self.finish: str | None = None
 
     def push(self, event: TokenEvent) -> Piece:
@@ -77,15 +103,30 @@ class Choice:
         if stopped:
             self.finish = FinishReason.STOP.value
         self.completion_tokens += used
+        parts = self._read(text, used)
         return Piece(
-            text=text,
+            parts=parts,
             tokens=event.tokens[:used],
             offsets=delta.offsets,
             logprobs=event.logprobs[:used],
             prompt_logprobs=self._take_of_prompt() if event.tokens or self.finish else (),
             finish=self.finish,
             stop_matched=stopped and event.finish is None,
+            stop=self._text.stop,
+            embedding=event.embedding,
         )
+
+    def _read(self, text: str, tokens: int) -> tuple[Part, ...]:
+        """The parts that `text` makes certain; at the end also the rest, and whether the answer is a call."""
+        before = self._reader.thinking
+        parts = self._reader.push(text)
+        if before or self._reader.thinking:
+            self.thought_tokens += tokens
+        if self.finish is not None:
+            parts += self._reader.finish()
+            if self._reader.called and self.finish == FinishReason.STOP.value:
+                self.finish = TOOL_CALLS
+        return merged(parts)
 
     def _push_silent(self, event: TokenEvent) -> Piece:
         """A completion of no tokens: only the prompt's own log-probabilities are of interest."""
@@ -102,10 +143,12 @@ class Choice:
 def join(pieces: Sequence[Piece]) -> Piece:
     """All pieces of a choice as one."""
     return Piece(
-        text="".join(p.text for p in pieces),
+        parts=merged(part for p in pieces for part in p.parts),
         tokens=tuple(token for p in pieces for token in p.tokens),
         offsets=tuple(offset for p in pieces for offset in p.offsets),
         logprobs=tuple(entry for p in pieces for entry in p.logprobs),
         prompt_logprobs=tuple(entry for p in pieces for entry in p.prompt_logprobs),
         finish=pieces[-1].finish if pieces else None,
+        stop=pieces[-1].stop if pieces else None,
+        embedding=pieces[-1].embedding if pieces else b"",
     )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from homeserve.layouts.ranks import RankPlan
     from homeserve.measure import MeasuredBudget
     from homeserve.settings import Settings
+    from homeserve.text.dialects import Dialect
     from homeserve.text.templates import TemplateHost
     from homeserve.text.tokenizer import Tokenizer
 
@@ -67,6 +68,7 @@ class ServerContext:
     engine: Engine | None = None
     tokenizer: Tokenizer | None = None
     templates: TemplateHost | None = None
+    dialect: Dialect | None = None
     model: ModelInfo | None = None
     fleet: Fleet | None = None
     ranks: RankPlan | None = None

@@ -9,11 +9,13 @@ from aiohttp import web
 from homeserve.errors import UnknownModel
 from homeserve.server.ask import make_ask
 from homeserve.server.bodies import json_response, read_body
+from homeserve.server.chat_ask import chat_ask
+from homeserve.server.chat_call import ChatCall, Reasoning
 from homeserve.server.context import ModelInfo
 from homeserve.server.edge import current_request_id
 from homeserve.server.fields import ChatRequest, CompletionRequest, refuse_unsupported
 from homeserve.server.parts import PARTS, check_model
-from homeserve.server.prompts import chat_prompt, completion_prompts
+from homeserve.server.prompts import completion_prompts
 from homeserve.server.respond import respond
 from homeserve.server.shapes import ChatShape, CompletionShape
 
@@ -51,30 +53,25 @@ async def post_chat_completions(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, parts.context.settings.body_limit_bytes)
     fields = await parts.decoder.read(body, ChatRequest)
     check_model(fields.model, served)
-    refuse_unsupported(fields)
-    bounds = served.bounds
-    arguments = dict(fields.chat_template_kwargs or {})
-    if fields.reasoning_effort is not None:
-        arguments.setdefault("reasoning_effort", fields.reasoning_effort)
-    prompt = await chat_prompt(
-        served.templates,
-        served.tokenizer,
-        fields.messages,
-        bounds=bounds,
-        tools=fields.tools if fields.tool_choice != "none" else None,
-        add_generation_prompt=fields.add_generation_prompt is not False,
-        template_arguments=arguments,
-    )
     request_id = current_request_id()
-    ask = make_ask(
-        fields,
-        [prompt],
-        served.tokenizer,
-        bounds=bounds,
-        request_id=f"{request_id}.{next(_serial)}",
-    )
+    ask = await chat_ask(served, chat_call(fields), f"{request_id}.{next(_serial)}")
     shape = ChatShape(ask, served.tokenizer, request_id=request_id, model=served.model.id)
     return await respond(request, parts, served, ask, shape, request_id)
+
+
+def chat_call(fields: ChatRequest) -> ChatCall:
+    """What the fields of `/v1/chat/completions` ask for. Raises InvalidField."""
+    refuse_unsupported(fields)
+    limits = [limit for limit in (fields.max_completion_tokens, fields.max_tokens) if limit is not None]
+    return ChatCall(
+        fields=fields,
+        messages=fields.messages,
+        reasoning=Reasoning(effort=fields.reasoning_effort),
+        max_tokens=min(limits, default=None),
+        logprobs=(fields.top_logprobs or 0) if fields.logprobs else -1,
+        template_arguments=dict(fields.chat_template_kwargs or {}),
+        add_generation_prompt=fields.add_generation_prompt is not False,
+    )
 
 
 async def post_completions(request: web.Request) -> web.StreamResponse:

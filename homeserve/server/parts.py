@@ -12,6 +12,7 @@ from homeserve.server.bodies import BodyDecoder
 from homeserve.server.bounds import Bounds
 from homeserve.server.context import ModelInfo, ServerContext, State
 from homeserve.server.metrics import Metrics
+from homeserve.text.dialects import NO_DIALECT, Dialect
 
 if TYPE_CHECKING:
     from homeserve.engine.engine import Engine
@@ -27,6 +28,8 @@ class Served:
     engine: Engine
     tokenizer: Tokenizer
     templates: TemplateHost
+    dialect: Dialect
+    """How the model writes thoughts and calls."""
 
     @property
     def bounds(self) -> Bounds:
@@ -52,7 +55,7 @@ class Parts:
             raise Loading()
         if tokenizer is None or templates is None:
             raise Loading()
-        return Served(model, engine, tokenizer, templates)
+        return Served(model, engine, tokenizer, templates, context.dialect or NO_DIALECT)
 
     def taking_requests(self) -> Served:
         """The loaded model, if new work is taken. Raises Loading, Draining."""

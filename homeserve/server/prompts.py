@@ -102,6 +102,7 @@ async def chat_prompt(
     tools: list[dict[str, Any]] | None,
     add_generation_prompt: bool,
     template_arguments: dict[str, Any],
+    where: str = "messages",
 ) -> Prompt:
     """The conversation as the model's template writes it, in tokens. Raises InvalidField.
 
@@ -117,7 +118,7 @@ async def chat_prompt(
         made = _template_messages(messages)
     else:
         made = await asyncio.to_thread(_template_messages, messages)
-    await _check_length(sum(len(m["content"]) for m in made), tokenizer, bounds, "messages")
+    await _check_length(sum(len(m["content"]) for m in made), tokenizer, bounds, where)
     control = _controls.get(tokenizer)
     if control is None:
         control = _controls[tokenizer] = await asyncio.to_thread(_control_texts, tokenizer)
@@ -125,7 +126,7 @@ async def chat_prompt(
     text = await templates.render(
         marked.messages, tools=tools or None, add_generation_prompt=add_generation_prompt, **template_arguments
     )
-    await _check_length(len(text), tokenizer, bounds, "messages")
+    await _check_length(len(text), tokenizer, bounds, where)
     if marked.mark is None:
         ids = await encode(tokenizer, text, add_special=False)
     else:
@@ -133,7 +134,7 @@ async def chat_prompt(
         text = text.replace(marked.mark, "")
     if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
         ids.insert(0, tokenizer.bos_id)
-    return _checked(ids, text, "messages", tokenizer, bounds)
+    return _checked(ids, text, where, tokenizer, bounds)
 
 
 def _control_texts(tokenizer: Tokenizer) -> ControlTexts:

@@ -1,6 +1,6 @@
 """One generation request from the engine to the client, as a body or as a stream.
 
-    Ask ──▶ Generation (submit) ──events──▶ Choice (text) ──pieces──▶ Shape (JSON) ──▶ body | EventStream
+    Ask ──▶ Generation (submit) ──events──▶ Choice (parts) ──pieces──▶ Shape (JSON) ──▶ body | EventStream
 
 What the engine refuses (queue full, draining, context) is raised before the response begins and becomes an HTTP status.
 What fails later in a stream becomes an error event in the stream. A client that leaves cancels the handler, or makes a
@@ -19,14 +19,14 @@ from aiohttp import web
 from homeserve.engine.request import FinishReason, TokenEvent
 from homeserve.errors import Draining, RequestError, RequestFailed
 from homeserve.server.ask import Ask
-from homeserve.server.bodies import encode, json_response
+from homeserve.server.bodies import json_response
 from homeserve.server.choice import Choice, ChoiceFailed, Piece, join
 from homeserve.server.generation import Generation
 from homeserve.server.metrics import Metrics
 from homeserve.server.parts import Parts, Served
-from homeserve.server.shapes import Shape
+from homeserve.server.shape import Counts, Event, Shape, Told
 from homeserve.server.sse import PING_S, ClientLeft, ClientStalled, EventStream
-from homeserve.server.timing import timing_block, usage_block
+from homeserve.server.timing import timing_block
 
 log = logging.getLogger("homeserve.server")
 
@@ -40,7 +40,9 @@ class Answer:
         self._metrics = metrics
         self._request_id = request_id
         self._drafts = served.engine.drafting.most > 0
-        self._choices = [Choice(served.tokenizer, ask.stops, silent=ask.silent) for _ in ask.calls]
+        self._choices = [
+            Choice(served.tokenizer, ask.stops, silent=ask.silent, reader=ask.make_reader()) for _ in ask.calls
+        ]
         self._last_token: list[float | None] = [None] * len(ask.calls)
         self._open = len(ask.calls)
 
@@ -76,27 +78,26 @@ class Answer:
         if since is not None and tokens:
             self._metrics.inter_token.observe(max(0.0, now - since) / tokens, tokens)
 
-    def usage(self) -> dict[str, Any]:
-        return usage_block(*self._counts())
+    def told(self) -> Told:
+        """What can be told now."""
+        counts = self._counts()
+        return Told(counts, lambda: self._timing(counts))
 
-    def timing(self) -> dict[str, Any]:
-        prompt, completion, cached = self._counts()
+    def _timing(self, counts: Counts) -> dict[str, Any]:
         return timing_block(
             self._request_id,
             [stream.timings for stream in self._generation.streams],
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            cached_tokens=cached,
+            counts=counts,
             drafts=[stream.drafts for stream in self._generation.streams] if self._drafts else None,
         )
 
-    def _counts(self) -> tuple[int, int, int]:
-        """Tokens of the prompts (each once), of the answers, and of the prompts that were cached."""
+    def _counts(self) -> Counts:
         first_choices = self._generation.streams[:: self._ask.n]
-        return (
-            sum(len(prompt.ids) for prompt in self._ask.prompts),
-            sum(choice.completion_tokens for choice in self._choices),
-            sum(stream.usage.cached_tokens for stream in first_choices),
+        return Counts(
+            prompt=sum(len(prompt.ids) for prompt in self._ask.prompts),
+            completion=sum(choice.completion_tokens for choice in self._choices),
+            cached=sum(stream.usage.cached_tokens for stream in first_choices),
+            thought=sum(choice.thought_tokens for choice in self._choices),
         )
 
 
@@ -107,7 +108,7 @@ async def respond(
     async with Generation(served.engine, ask.calls) as generation:
         answer = Answer(ask, served, generation, parts.metrics, request_id)
         if ask.stream:
-            return await _stream(request, parts, ask, answer, generation, shape, request_id)
+            return await _stream(request, parts, answer, generation, shape, request_id)
         return await _body(parts, answer, generation, shape, len(ask.calls), request_id)
 
 
@@ -121,16 +122,12 @@ async def _body(
                 pieces[index].append(piece)
     except ChoiceFailed as failure:
         raise _told(failure, parts, request_id) from None
-    body = shape.body([join(of_choice) for of_choice in pieces])
-    body["usage"] = answer.usage()
-    body["homeserve"] = answer.timing()
-    return json_response(body)
+    return json_response(shape.body([join(of_choice) for of_choice in pieces], answer.told()))
 
 
 async def _stream(
     request: web.Request,
     parts: Parts,
-    ask: Ask,
     answer: Answer,
     generation: Generation,
     shape: Shape,
@@ -139,18 +136,22 @@ async def _stream(
     out = EventStream(request, parts.context.settings.stream_stall_s)
     try:
         await out.start(request_id)
+        events = shape.begin(answer.told())
+        if events:
+            await out.send(events)
         while not answer.complete:
-            events = await generation.next_events(PING_S)
-            if not events:
-                await out.ping()
+            came = await generation.next_events(PING_S)
+            if not came:
+                await out.ping(shape.ping())
                 continue
-            chunks = _chunks(answer.push(events), ask, answer, shape)
-            if chunks:
-                await out.send([encode(chunk) for chunk in chunks])
-        await out.done()
+            events = _events(answer.push(came), answer, shape)
+            if events:
+                await out.send(events)
+        if shape.ends_with_done:
+            await out.done()
     except ChoiceFailed as failure:
         with suppress(ClientLeft):
-            await out.send([encode(_told(failure, parts, request_id).as_body())])
+            await out.send([shape.error(_told(failure, parts, request_id))])
     except ClientStalled as stalled:
         log.warning("request %s: %s; it was aborted", request_id, stalled)
     except ClientLeft:
@@ -159,21 +160,11 @@ async def _stream(
     return out.response
 
 
-def _chunks(pieces: list[tuple[int, Piece]], ask: Ask, answer: Answer, shape: Shape) -> list[dict[str, Any]]:
-    """Chunks of these pieces, with usage where it is due."""
-    chunks = [chunk for index, piece in pieces for chunk in shape.chunks(index, piece)]
-    if ask.continuous_usage:
-        for chunk in chunks:
-            chunk["usage"] = answer.usage()
-    elif ask.include_usage:
-        for chunk in chunks:
-            chunk["usage"] = None
-    if answer.complete:
-        if ask.include_usage:
-            chunks.append(shape.tail())
-        chunks[-1]["usage"] = answer.usage()
-        chunks[-1]["homeserve"] = answer.timing()
-    return chunks
+def _events(pieces: list[tuple[int, Piece]], answer: Answer, shape: Shape) -> list[Event]:
+    """What these pieces make, and the end where they are the last ones."""
+    told = answer.told()
+    events = [event for index, piece in pieces for event in shape.piece(index, piece, told)]
+    return events + shape.end(told) if answer.complete else events
 
 
 def _told(failure: ChoiceFailed, parts: Parts, request_id: str) -> RequestError:

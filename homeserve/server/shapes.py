@@ -1,23 +1,24 @@
-"""The JSON of the two generation routes: chat and completions, as whole bodies and as stream chunks.
+"""The JSON of the two OpenAI generation routes: chat and completions, as whole bodies and as stream chunks.
 
-A `Shape` belongs to one answer and keeps what its chunks need between them (which choices have begun, where their text
-stands). It only builds plain values; `respond` sends them.
-
-Stream of a chat choice: role, content…, finish. Of a completion: text…, the last with its finish. The very last chunk
-of a stream carries `usage` and the `homeserve` block: the last finish, or the extra chunk without choices that
-`stream_options.include_usage` asks for.
+Stream of a chat choice: role, thought and content and calls…, finish. Of a completion: text…, the last with its finish.
+The very last chunk of a stream carries `usage` and the `homeserve` block: the last finish, or the extra chunk without
+choices that `stream_options.include_usage` asks for.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from homeserve import __version__
+from homeserve.errors import RequestError
 from homeserve.server.ask import Ask
 from homeserve.server.choice import Piece
 from homeserve.server.logprobs import chat_logprobs, completion_logprobs, join_lists, prompt_logprobs
+from homeserve.server.shape import Event, Told
+from homeserve.server.timing import usage_block
+from homeserve.text.answer import Part, PartKind
 
 if TYPE_CHECKING:
     from homeserve.text.tokenizer import Tokenizer
@@ -25,33 +26,19 @@ if TYPE_CHECKING:
 FINGERPRINT = f"homeserve-{__version__}"
 
 
-class Shape(Protocol):
-    """How one answer is written."""
-
-    def body(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """The whole answer from one Piece per choice; `usage` and `homeserve` are added by the caller."""
-        ...
-
-    def chunks(self, index: int, piece: Piece) -> list[dict[str, Any]]:
-        """The chunks that a piece of choice `index` makes; none if there is nothing to tell."""
-        ...
-
-    def tail(self) -> dict[str, Any]:
-        """The chunk without choices that ends a stream with usage."""
-        ...
-
-
 class _Frame:
-    """What every object of one answer begins with."""
+    """What every object of one answer begins with, and where usage is told."""
 
     prefix = ""
     body_kind = ""
     chunk_kind = ""
+    ends_with_done = True
 
     def __init__(self, ask: Ask, tokenizer: Tokenizer, *, request_id: str, model: str) -> None:
         self._ask = ask
         self._tokenizer = tokenizer
         self._begun: set[int] = set()
+        self._ended: set[int] = set()
         self._head = {
             "id": f"{self.prefix}-{request_id}",
             "created": int(time.time()),
@@ -59,8 +46,51 @@ class _Frame:
             "system_fingerprint": FINGERPRINT,
         }
 
-    def tail(self) -> dict[str, Any]:
-        return self._object(self.chunk_kind, [])
+    def body(self, pieces: Sequence[Piece], told: Told) -> dict[str, Any]:
+        made = self._object(self.body_kind, [self._whole(i, piece) for i, piece in enumerate(pieces)])
+        made["usage"] = usage_block(told.counts)
+        made["homeserve"] = told.timing()
+        return made
+
+    def begin(self, told: Told) -> list[Event]:
+        return []
+
+    def piece(self, index: int, piece: Piece, told: Told) -> list[Event]:
+        chunks = self._chunks(index, piece)
+        if piece.finish is not None:
+            self._ended.add(index)
+        for chunk in chunks:
+            if self._ask.continuous_usage:
+                chunk["usage"] = usage_block(told.counts)
+            elif self._ask.include_usage:
+                chunk["usage"] = None
+        if chunks and len(self._ended) == len(self._ask.calls) and not self._ask.include_usage:
+            self._close(chunks[-1], told)
+        return [Event(chunk) for chunk in chunks]
+
+    def end(self, told: Told) -> list[Event]:
+        if not self._ask.include_usage:
+            return []
+        last = self._object(self.chunk_kind, [])
+        self._close(last, told)
+        return [Event(last)]
+
+    def error(self, error: RequestError) -> Event:
+        return Event(error.as_body())
+
+    def ping(self) -> Event | None:
+        return None
+
+    @staticmethod
+    def _close(chunk: dict[str, Any], told: Told) -> None:
+        chunk["usage"] = usage_block(told.counts)
+        chunk["homeserve"] = told.timing()
+
+    def _whole(self, index: int, piece: Piece) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _chunks(self, index: int, piece: Piece) -> list[dict[str, Any]]:
+        raise NotImplementedError
 
     def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {**self._head, "object": kind, "choices": choices}
@@ -81,17 +111,23 @@ class ChatShape(_Frame):
     body_kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def body(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        choices = [self._choice(i, piece) for i, piece in enumerate(pieces)]
-        made = self._object(self.body_kind, choices)
+    def body(self, pieces: Sequence[Piece], told: Told) -> dict[str, Any]:
+        made = super().body(pieces, told)
         if self._ask.token_ids:
             made["prompt_token_ids"] = list(self._ask.prompts[0].ids)
         return made
 
-    def _choice(self, index: int, piece: Piece) -> dict[str, Any]:
+    def _whole(self, index: int, piece: Piece) -> dict[str, Any]:
+        calls = [_call(part) for part in piece.calls]
+        message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
+        if piece.thought and self._ask.thought_told:
+            message["reasoning_content"] = piece.thought
+        if calls:
+            message["content"] = piece.text or None
+            message["tool_calls"] = calls
         choice: dict[str, Any] = {
             "index": index,
-            "message": {"role": "assistant", "content": piece.text, "refusal": None},
+            "message": message,
             "logprobs": self._logprobs(piece),
             "finish_reason": piece.finish,
         }
@@ -99,23 +135,34 @@ class ChatShape(_Frame):
             choice["token_ids"] = list(piece.tokens)
         return choice
 
-    def chunks(self, index: int, piece: Piece) -> list[dict[str, Any]]:
+    def _chunks(self, index: int, piece: Piece) -> list[dict[str, Any]]:
         made = []
         if not piece.empty and self._begin(index):
             first = self._chunk(self._delta(index, {"role": "assistant", "content": ""}))
             if self._ask.token_ids:
                 first["prompt_token_ids"] = list(self._ask.prompts[0].ids)
             made.append(first)
-        wanted = piece.text or (piece.tokens and (self._ask.token_ids or self._ask.logprobs >= 0))
-        if wanted:
-            choice = self._delta(index, {"content": piece.text})
-            choice["logprobs"] = self._logprobs(piece)
-            if self._ask.token_ids:
-                choice["token_ids"] = list(piece.tokens)
+        told = [self._part_delta(part) for part in piece.parts]
+        deltas = [delta for delta in told if delta is not None]
+        if not deltas and piece.tokens and (self._ask.token_ids or self._ask.logprobs >= 0):
+            deltas.append({"content": ""})
+        for number, delta in enumerate(deltas):
+            choice = self._delta(index, delta)
+            if number == 0:  # log-probabilities and ids are of tokens, and those of a piece go out once
+                choice["logprobs"] = self._logprobs(piece)
+                if self._ask.token_ids:
+                    choice["token_ids"] = list(piece.tokens)
             made.append(self._chunk(choice))
         if piece.finish is not None:
             made.append(self._chunk({**self._delta(index, {}), "finish_reason": piece.finish}))
         return made
+
+    def _part_delta(self, part: Part) -> dict[str, Any] | None:
+        if part.kind is PartKind.TEXT:
+            return {"content": part.text} if part.text else None
+        if part.kind is PartKind.THOUGHT:
+            return {"reasoning_content": part.text} if part.text and self._ask.thought_told else None
+        return {"tool_calls": [{"index": part.call, **_call(part)}]}
 
     def _delta(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -124,6 +171,13 @@ class ChatShape(_Frame):
         if self._ask.logprobs < 0:
             return None
         return chat_logprobs(self._tokenizer, piece.logprobs)
+
+
+def _call(part: Part) -> dict[str, Any]:
+    """A call, or what one gained: the first part of it has its id and name."""
+    if not part.name:
+        return {"function": {"arguments": part.text}}
+    return {"id": part.id, "type": "function", "function": {"name": part.name, "arguments": part.text}}
 
 
 class CompletionShape(_Frame):
@@ -135,10 +189,10 @@ class CompletionShape(_Frame):
         super().__init__(ask, tokenizer, request_id=request_id, model=model)
         self._echoes = [_echo_text(ask, tokenizer, p) for p in range(len(ask.prompts))]
 
-    def body(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        return self._object(self.body_kind, [self._choice(i, piece, first=True) for i, piece in enumerate(pieces)])
+    def _whole(self, index: int, piece: Piece) -> dict[str, Any]:
+        return self._choice(index, piece, first=True)
 
-    def chunks(self, index: int, piece: Piece) -> list[dict[str, Any]]:
+    def _chunks(self, index: int, piece: Piece) -> list[dict[str, Any]]:
         beginning = self._ask.echo and index not in self._begun and not piece.empty
         told = piece.tokens and (self._ask.token_ids or self._ask.logprobs >= 0)
         if not (piece.text or piece.finish or told or beginning):

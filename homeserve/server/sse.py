@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Sequence
 
 from aiohttp import web
+
+from homeserve.server.bodies import encode
+from homeserve.server.shape import Event
 
 PING_S = 15.0
 """Silence after which a comment line keeps proxies and clients from giving up."""
@@ -52,12 +56,13 @@ class EventStream:
             transport.set_write_buffer_limits(high=BUFFER_BYTES)
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
 
-    async def send(self, payloads: list[bytes]) -> None:
-        """One event per JSON payload, in one write."""
-        await self._write(b"".join(b"data: " + payload + b"\n\n" for payload in payloads))
+    async def send(self, events: Sequence[Event]) -> None:
+        """All events in one write."""
+        await self._write(b"".join(_frame(event) for event in events))
 
-    async def ping(self) -> None:
-        await self._write(_PING)
+    async def ping(self, event: Event | None = None) -> None:
+        """Something that says no more than that the stream is alive: the event, or a comment line."""
+        await self._write(_PING if event is None else _frame(event))
 
     async def done(self) -> None:
         await self._write(_DONE)
@@ -77,3 +82,8 @@ class EventStream:
         transport = self._request.transport
         if transport is not None:
             transport.abort()
+
+
+def _frame(event: Event) -> bytes:
+    name = b"event: " + event.name.encode() + b"\n" if event.name else b""
+    return name + b"data: " + encode(event.data) + b"\n\n"

@@ -7,15 +7,17 @@ from typing import Any
 
 from homeserve.engine.request import Timings
 from homeserve.engine.speculation import DraftCounts
+from homeserve.server.shape import Counts
 
 
-def usage_block(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """`prompt_tokens` counts each prompt once, however many choices it has."""
+def usage_block(counts: Counts) -> dict[str, Any]:
+    """OpenAI's `usage`. `prompt_tokens` counts each prompt once, however many choices it has."""
     return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "prompt_tokens": counts.prompt,
+        "completion_tokens": counts.completion,
+        "total_tokens": counts.prompt + counts.completion,
+        "prompt_tokens_details": {"cached_tokens": counts.cached},
+        "completion_tokens_details": {"reasoning_tokens": counts.thought},
     }
 
 
@@ -23,9 +25,7 @@ def timing_block(
     request_id: str,
     timings: Sequence[Timings],
     *,
-    prompt_tokens: int,
-    completion_tokens: int,
-    cached_tokens: int,
+    counts: Counts,
     drafts: Sequence[DraftCounts] | None = None,
 ) -> dict[str, Any]:
     """Times in ms over all sequences of a request; null for what did not happen. `queue_ms` is the first sequence's
@@ -37,16 +37,16 @@ def timing_block(
     ends = [t.finished for t in timings if t.finished is not None]
     decode_s = max(ends) - first if first is not None and len(ends) == len(timings) else None
     prefill_s = first - scheduled if first is not None and scheduled is not None else None
-    decoded = completion_tokens - len(timings)
+    decoded = counts.completion - len(timings)
     return {
         "request_id": request_id,
         "queue_ms": _ms(scheduled - submitted if scheduled is not None else None),
         "ttft_ms": _ms(first - submitted if first is not None else None),
         "prefill_ms": _ms(prefill_s),
         "decode_ms": _ms(decode_s),
-        "prefill_tok_s": _rate(prompt_tokens - cached_tokens, prefill_s),
+        "prefill_tok_s": _rate(counts.prompt - counts.cached, prefill_s),
         "decode_tok_s": _rate(decoded, decode_s),
-        "cached_tokens": cached_tokens,
+        "cached_tokens": counts.cached,
         "flips_crossed": max(t.flips_crossed for t in timings),
         "restarts": max(t.restarts for t in timings),
         "draft": None if drafts is None else _summed(drafts).as_json(),

@@ -107,6 +107,9 @@ class Dialect:
         return self.thought is not None and prompt.rstrip().endswith(self.thought.opens.rstrip())
 
 
+NO_DIALECT = Dialect(None, None)
+
+
 def dialect_of(templates: Mapping[str, str], usual: tuple[str, str]) -> Dialect:
     """By the signs in the model's templates; without a template, `usual`: names of a thought and a call form or ''.
 

@@ -21,7 +21,7 @@ from enum import IntEnum
 
 import msgspec
 
-RECORD_VERSION = 8
+RECORD_VERSION = 9
 
 
 class PlanKind(IntEnum):
@@ -39,6 +39,36 @@ class PlanKind(IntEnum):
 
 class _Record(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
     pass
+
+
+class Dry(_Record, frozen=True):
+    """The DRY penalty: a token that would go on a repetition of at least `allowed_len` tokens loses
+    `multiplier * base ** (length - allowed_len)`. It looks back `last_n` tokens (-1: all, prompt and output), and no
+    repetition reaches over a token whose text has one of `breakers` in it."""
+
+    multiplier: float
+    base: float = 1.75
+    allowed_len: int = 2
+    last_n: int = -1
+    breakers: tuple[str, ...] = ()
+
+
+class Guide(_Record, frozen=True):
+    """What an answer has to look like, whatever the logits say; for the rank that draws.
+
+    `grammar` is llguidance's JSON of a grammar (a string, as its compiler takes it), empty for none. It holds for the
+    output from its first token on, or from behind the thought where there is one. A thought is opened by the ids
+    `thought_opens` as the first tokens of the output, or `in_thought`: by the prompt. It ends with `thought_closes`,
+    which are forced once the thought has `thought_budget` tokens (-1: no bound). Ids are int32 bytes; `ends` are the
+    tokens that end the answer: they can be drawn where the grammar is complete and nowhere else.
+    """
+
+    grammar: str = ""
+    ends: bytes = b""
+    thought_opens: bytes = b""
+    thought_closes: bytes = b""
+    in_thought: bool = False
+    thought_budget: int = -1
 
 
 class Sampling(_Record, frozen=True):
@@ -59,6 +89,13 @@ class Sampling(_Record, frozen=True):
     forbidden: tuple[int, ...] = ()
     """Token ids not to be drawn while fewer than `min_tokens` are out (end tokens under min_tokens/ignore_eos)."""
     min_tokens: int = 0
+    top_n_sigma: float = 0.0
+    """n > 0: only logits within n standard deviations of the largest."""
+    xtc_probability: float = 0.0
+    """How often the most likely tokens are left out, all but the last of those at least `xtc_threshold` likely."""
+    xtc_threshold: float = 0.1
+    dry: Dry | None = None
+    guide: Guide | None = None
 
 
 class NewLane(_Record, frozen=True):
@@ -74,6 +111,9 @@ class NewLane(_Record, frozen=True):
     restore: int = -1
     """State slot whose content the lane begins with, copied before the plan's rows (a prefix hit of a recurrent
     model)."""
+    pooling: str = ""
+    """`mean`, `last` or `cls`: no token is drawn for the lane; the rows that ask to `sample` give the embedding of all
+    rows so far (`Sample.embedding`)."""
 
 
 class LaneRows(_Record, frozen=True):
@@ -227,6 +267,10 @@ class Sample(_Record, frozen=True):
     token: int
     logprobs: Logprobs | None = None
     prompt_logprobs: tuple[Logprobs, ...] = ()
+    embedding: bytes = b""
+    """Of a lane with pooling: float32 `[hidden]`, of length 1; `token` is -1."""
+    failed: str = ""
+    """Why this lane alone cannot go on (a grammar beyond its bounds); `token` is -1. Other lanes are not concerned."""
 
 
 class PoolCensus(_Record, frozen=True):

@@ -13,6 +13,7 @@ from homeserve.engine.request import EngineLimits, Timings
 from homeserve.engine.speculation import DraftCounts, Drafting
 from homeserve.server.context import LoadProgress, ServerContext
 from homeserve.server.metrics import Metrics, Reading
+from homeserve.server.shape import Counts
 from homeserve.server.status import status_of
 from homeserve.server.timing import timing_block
 from homeserve.settings import Settings
@@ -46,7 +47,7 @@ def rounds(*each: tuple[int, int], carried: bool = False) -> DraftCounts:
 
 
 def block(drafts: list[DraftCounts] | None) -> Any:
-    told = timing_block("r", [Timings(1.0)], prompt_tokens=1, completion_tokens=1, cached_tokens=0, drafts=drafts)
+    told = timing_block("r", [Timings(1.0)], counts=Counts(1, 1, 0), drafts=drafts)
     return told["draft"]
 
 

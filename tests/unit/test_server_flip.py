@@ -20,6 +20,7 @@ from homeserve.layouts.ranks import RankPlan
 from homeserve.server.application import HttpServer
 from homeserve.server.context import LoadProgress, ModelInfo, ServerContext
 from homeserve.server.metrics import Metrics, Reading
+from homeserve.server.shape import Counts
 from homeserve.server.status import status_of
 from homeserve.server.timing import timing_block
 from homeserve.settings import Settings
@@ -279,6 +280,6 @@ async def test_status_of_a_layout_that_stays_says_why() -> None:
 def test_a_request_tells_the_most_flips_that_any_of_its_sequences_crossed() -> None:
     block = timing_block(
         "r", [Timings(0.0, flips_crossed=1), Timings(0.0, flips_crossed=3)],
-        prompt_tokens=1, completion_tokens=1, cached_tokens=0,
+        counts=Counts(1, 1, 0),
     )  # fmt: skip
     assert block["flips_crossed"] == 3

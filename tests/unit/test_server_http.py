@@ -261,6 +261,7 @@ async def test_a_chat_answer_has_text_usage_and_timings() -> None:
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
             "prompt_tokens_details": {"cached_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 0},
         }
         told = body["homeserve"]
         assert set(told) == {

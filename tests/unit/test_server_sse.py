@@ -6,6 +6,7 @@ import pytest
 from aiohttp import ClientConnectionResetError
 from aiohttp.test_utils import make_mocked_request
 
+from homeserve.server.shape import Event
 from homeserve.server.sse import ClientLeft, EventStream
 
 
@@ -18,4 +19,4 @@ async def test_a_client_that_left_between_two_events_is_no_error_of_ours(monkeyp
 
     monkeypatch.setattr(stream.response, "write", closing)
     with pytest.raises(ClientLeft, match="closing transport"):
-        await stream.send([b"{}"])
+        await stream.send([Event({})])

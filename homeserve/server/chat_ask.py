@@ -1,0 +1,48 @@
+"""From a `ChatCall` to an `Ask`: the prompt as the model's template writes it, what the answer has to look like, and
+how it will be read.
+
+Three things must agree, and are made from the same call here: what the template tells the model of tools and of
+thinking, what the grammar lets it write (`guides`), and what the reader takes for a thought or a call (`readers`).
+"""
+
+from __future__ import annotations
+
+from homeserve.server.ask import Ask, Terms, ask_for
+from homeserve.server.chat_call import ChatCall
+from homeserve.server.guides import guide_of
+from homeserve.server.parts import Served
+from homeserve.server.prompts import Prompt, chat_prompt
+from homeserve.server.readers import reader_maker
+
+
+async def prompt_of_chat(served: Served, call: ChatCall) -> Prompt:
+    """Raises InvalidField, ContextOverflow."""
+    arguments = dict(call.template_arguments)
+    if call.reasoning.effort is not None:
+        arguments.setdefault("reasoning_effort", call.reasoning.effort)
+    if call.reasoning.enabled is not None:
+        arguments.setdefault("enable_thinking", call.reasoning.enabled)
+    return await chat_prompt(
+        served.templates,
+        served.tokenizer,
+        call.messages,
+        bounds=served.bounds,
+        tools=[tool.for_template() for tool in call.tools.offered] if call.tools.callable else None,
+        add_generation_prompt=call.add_generation_prompt,
+        template_arguments=arguments,
+        where=call.where.messages,
+    )
+
+
+async def chat_ask(served: Served, call: ChatCall, request_id: str) -> Ask:
+    """Raises InvalidField, ContextOverflow, SchemaUnsatisfiable."""
+    prompt = await prompt_of_chat(served, call)
+    terms = Terms(
+        max_tokens=call.max_tokens,
+        logprobs=call.logprobs,
+        guide=await guide_of(served, call, prompt),
+        make_reader=reader_maker(served.dialect, call, prompt),
+        thought_told=call.reasoning.told,
+        where=call.where.messages,
+    )
+    return ask_for(call.fields, terms, [prompt], served.tokenizer, bounds=served.bounds, request_id=request_id)

@@ -1,0 +1,69 @@
+"""How an answer is written: the seam between what was generated and each API's JSON.
+
+A `Shape` belongs to one answer and keeps what its events need between them. It only builds plain values; `respond`
+sends them. The events of a stream are, in order: those of `begin`, those of `piece` for each piece of each choice,
+those of `end`; after an error that of `error`, and nothing behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from homeserve.errors import RequestError
+from homeserve.server.choice import Piece
+
+
+class Event(NamedTuple):
+    """One server-sent event: its JSON, and its name where the API gives events names."""
+
+    data: dict[str, Any]
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Tokens of the prompts (each once), of the answers, of the prompts that were cached, and of thoughts."""
+
+    prompt: int
+    completion: int
+    cached: int
+    thought: int = 0
+
+
+@dataclass(frozen=True)
+class Told:
+    """What an answer tells of its own making: `counts` as of now, `timing` the `homeserve` block."""
+
+    counts: Counts
+    timing: Callable[[], dict[str, Any]]
+
+
+class Shape(Protocol):
+    ends_with_done: bool
+    """Whether a stream ends with `data: [DONE]`."""
+
+    def body(self, pieces: Sequence[Piece], told: Told) -> dict[str, Any]:
+        """The whole answer from one Piece per choice."""
+        ...
+
+    def begin(self, told: Told) -> list[Event]:
+        """Before the first token."""
+        ...
+
+    def piece(self, index: int, piece: Piece, told: Told) -> list[Event]:
+        """What a piece of choice `index` makes; none if there is nothing to tell."""
+        ...
+
+    def end(self, told: Told) -> list[Event]:
+        """When every choice has ended."""
+        ...
+
+    def error(self, error: RequestError) -> Event:
+        """An answer that fails after its stream has begun."""
+        ...
+
+    def ping(self) -> Event | None:
+        """What keeps a silent stream open; None: a comment line."""
+        ...

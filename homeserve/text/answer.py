@@ -1,0 +1,75 @@
+"""What an answer consists of: text, thought, and calls of tools, in the order in which they come.
+
+    TextStream ──text──▶ AnswerReader ──parts──▶ the client's own form of them
+
+The reader knows the model's formats (`homeserve.text.dialects`). It holds back what may be the beginning of a mark, and
+gives out everything else at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Protocol
+
+
+class PartKind(Enum):
+    TEXT = "text"
+    THOUGHT = "thought"
+    CALL = "call"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What an answer gained: some text, some of a thought, or some of a call's arguments (JSON, as text).
+
+    `call` numbers the calls of an answer from 0, -1 for what is none. The first part of a call has `name` and `id`, and
+    may have no `text` yet.
+    """
+
+    kind: PartKind
+    text: str = ""
+    call: int = -1
+    name: str = ""
+    id: str = ""
+
+
+class AnswerReader(Protocol):
+    """Splits the text of one answer. `called`: whether a call has begun; `thinking`: whether the text ends inside a
+    thought."""
+
+    called: bool
+    thinking: bool
+
+    def push(self, text: str) -> list[Part]:
+        """The parts that became certain with `text`."""
+        ...
+
+    def finish(self) -> list[Part]:
+        """The rest, at the end of the answer; a call that was cut off ends where it was cut."""
+        ...
+
+
+class PlainReader:
+    """Everything is text."""
+
+    called = False
+    thinking = False
+
+    def push(self, text: str) -> list[Part]:
+        return [Part(PartKind.TEXT, text)] if text else []
+
+    def finish(self) -> list[Part]:
+        return []
+
+
+def merged(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """Neighbours of one kind (and of one call) as one part."""
+    made: list[Part] = []
+    for part in parts:
+        if made and made[-1].kind is part.kind and made[-1].call == part.call:
+            made[-1] = replace(made[-1], text=made[-1].text + part.text)
+        else:
+            made.append(part)
+    return tuple(made)
