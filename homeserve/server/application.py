@@ -1,4 +1,4 @@
-"""The HTTP server: the route table, and the life of the listening server."""
+"""The HTTP server: its application, made of the table of routes (`routes.py`), and the life of its listening."""
 
 from __future__ import annotations
 
@@ -12,16 +12,11 @@ from aiohttp.http_exceptions import HttpProcessingError
 from homeserve.server.context import ServerContext
 from homeserve.server.door import Door
 from homeserve.server.edge import edge, headers_of_every_answer
-from homeserve.server.flip import ROUTE, get_flip, get_flips, post_flip
 from homeserve.server.gate import SPARE, Gate, connections_limit, raise_file_limit
-from homeserve.server.health import get_health, get_metrics, get_ready, get_version
 from homeserve.server.keys import KeyRing
-from homeserve.server.memory import get_budget, get_corridor
-from homeserve.server.openai import get_model, get_models, post_chat_completions, post_completions
-from homeserve.server.page import FILES, Page
+from homeserve.server.page import PAGE, Page
 from homeserve.server.parts import PARTS, Parts
-from homeserve.server.status import get_census, get_status
-from homeserve.server.tokens import post_detokenize, post_tokenize
+from homeserve.server.routes import ROUTES
 from homeserve.settings import read_api_keys
 
 KEEPALIVE_S = 75.0
@@ -43,27 +38,12 @@ def build_application(context: ServerContext) -> web.Application:
     )
     application[PARTS] = Parts(context)
     application.on_response_prepare.append(headers_of_every_answer())
-    add = application.router
-    add.add_get("/v1/models", get_models)
-    add.add_get("/v1/models/{id:.+}", get_model)
-    add.add_post("/v1/chat/completions", post_chat_completions)
-    add.add_post("/v1/completions", post_completions)
-    add.add_post("/tokenize", post_tokenize)
-    add.add_post("/detokenize", post_detokenize)
-    add.add_get("/health", get_health)
-    add.add_get("/ready", get_ready)
-    add.add_get("/metrics", get_metrics)
-    add.add_get("/version", get_version)
-    add.add_get("/v1/homeserve/status", get_status)
-    add.add_get("/v1/homeserve/census", get_census)
-    add.add_post(ROUTE, post_flip)
-    add.add_get(ROUTE, get_flips)
-    add.add_get(ROUTE + "/{id}", get_flip)
-    add.add_get("/v1/homeserve/budget", get_budget)
-    add.add_get("/v1/homeserve/corridor", get_corridor)
-    page = Page()
-    for path in FILES:
-        add.add_get(path, page.get)
+    application[PAGE] = Page()
+    for route in ROUTES:
+        if route.method == "GET":
+            application.router.add_get(route.path, route.handler)  # and HEAD
+        else:
+            application.router.add_route(route.method, route.path, route.handler)
     return application
 
 

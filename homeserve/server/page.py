@@ -51,7 +51,7 @@ class Page:
             body = (_FOLDER / name).read_bytes()
             self._files[path] = _File(body, kind, '"' + hashlib.sha256(body).hexdigest()[:24] + '"')
 
-    async def get(self, request: web.Request) -> web.StreamResponse:
+    def answer(self, request: web.Request) -> web.StreamResponse:
         if request.path == "/" and _wants_json(request):
             return json_response(_introduction(request.app[PARTS].context))
         file = self._files[request.path]
@@ -64,6 +64,13 @@ class Page:
         if request.headers.get("If-None-Match") == file.tag:
             return web.Response(status=304, headers=headers)
         return web.Response(body=file.body, content_type=file.kind, charset="utf-8", headers=headers)
+
+
+PAGE = web.AppKey("page", Page)
+
+
+async def get_file(request: web.Request) -> web.StreamResponse:
+    return request.app[PAGE].answer(request)
 
 
 def _wants_json(request: web.Request) -> bool:

@@ -1,0 +1,72 @@
+"""A route as data: what is registered, and what is told of it, are the same entry.
+
+`routes.py` has the table, `application.py` registers it, `openapi.py` describes it. So no route can be missing in the
+description, and none can be described that is not there. What an entry says of answers and errors is held against real
+answers by the contract tests of the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+from aiohttp.typedefs import Handler
+
+from homeserve.errors import BodyTooLarge, Draining, InvalidField, Loading, QueueFull, RequestError, RequestFailed
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+
+READS_BODY: tuple[type[RequestError], ...] = (InvalidField, BodyTooLarge)
+NEEDS_MODEL: tuple[type[RequestError], ...] = (Loading,)
+GENERATES: tuple[type[RequestError], ...] = (QueueFull, Draining, Loading, RequestFailed)
+"""Errors of routes that do so; those of the edge (401, 403, 405, 500) every route has."""
+
+
+class Dialect(StrEnum):
+    """Whose shape the errors of a route have."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer that is no error. `schema` is a type that msgspec can describe; None: bytes of `kind`, or no body."""
+
+    says: str
+    schema: Any = None
+    status: int = 200
+    kind: str = JSON
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Name of a header that this answer has -> what it says."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The same answer as events, where the body asks for it by `stream: true`."""
+
+    says: str
+    events: Mapping[str, Any]
+    """Name of an event -> type of its data. Where an API gives events no names, the one name is empty."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """One method at one path. `path` is in aiohttp's form, `/v1/models/{id:.+}`."""
+
+    method: str
+    path: str
+    handler: Handler
+    says: str
+    """One sentence; the first word is a verb."""
+    tag: str
+    body: type[msgspec.Struct] | None = None
+    answers: tuple[Answer, ...] = ()
+    stream: Stream | None = None
+    errors: tuple[type[RequestError], ...] = ()
+    """What it may raise beside the errors of the edge."""
+    dialect: Dialect = Dialect.OPENAI
