@@ -67,7 +67,7 @@ class BodyDecoder:
     """Decodes bodies and remembers which unknown fields it has told about."""
 
     def __init__(self) -> None:
-        self._ignored: set[str] = set()
+        self._ignored: set[tuple[str, str]] = set()
 
     async def read(self, body: bytes, kind: type[_T]) -> _T:
         """`decode`, off the loop where the body is large."""
@@ -95,11 +95,16 @@ class BodyDecoder:
         self._tell_ignored(names, kind)
         return value
 
+    def tell_ignored(self, kind: str, name: str) -> None:
+        """Log, once for each, that this `name` (a field, a type of tool) of a request is not used here."""
+        told = (kind, name[:_NAME_LOG_LEN])
+        if told not in self._ignored and len(self._ignored) < IGNORED_NAMES_LIMIT:
+            self._ignored.add(told)
+            _log.info("%s %r of a request is not used here and was ignored", *told)
+
     def _tell_ignored(self, names: dict[str, msgspec.Raw], kind: type[msgspec.Struct]) -> None:
-        for name in names.keys() - set(kind.__struct_encode_fields__) - self._ignored:
-            if len(self._ignored) < IGNORED_NAMES_LIMIT:
-                self._ignored.add(name)
-                _log.info("field %r of a request is not used here and was ignored", name[:_NAME_LOG_LEN])
+        for name in names.keys() - set(kind.__struct_encode_fields__):
+            self.tell_ignored("field", name)
 
 
 def _invalid(message: str) -> InvalidField:

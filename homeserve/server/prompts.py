@@ -11,7 +11,8 @@ rank refuses the whole plan that names one, which would fail everybody else's re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -122,10 +123,11 @@ async def chat_prompt(
     control = _controls.get(tokenizer)
     if control is None:
         control = _controls[tokenizer] = await asyncio.to_thread(_control_texts, tokenizer)
-    marked = await control.mark(made)
-    text = await templates.render(
-        marked.messages, tools=tools or None, add_generation_prompt=add_generation_prompt, **template_arguments
-    )
+    with _called(where):
+        marked = await control.mark(made)
+        text = await templates.render(
+            marked.messages, tools=tools or None, add_generation_prompt=add_generation_prompt, **template_arguments
+        )
     await _check_length(len(text), tokenizer, bounds, where)
     if marked.mark is None:
         ids = await encode(tokenizer, text, add_special=False)
@@ -135,6 +137,17 @@ async def chat_prompt(
     if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
         ids.insert(0, tokenizer.bos_id)
     return _checked(ids, text, where, tokenizer, bounds)
+
+
+@contextmanager
+def _called(where: str) -> Iterator[None]:
+    """An error about `messages` is one about `where`, as the route calls them."""
+    try:
+        yield
+    except InvalidField as error:
+        if error.field != "messages":
+            raise
+        raise InvalidField(where, error.message.removeprefix("messages: "), fix=error.fix) from error
 
 
 def _control_texts(tokenizer: Tokenizer) -> ControlTexts:
