@@ -1,30 +1,20 @@
-"""What the template host and its helper process say to each other: length (u32, little-endian), then JSON.
-
-The helper's first message is a `Ready`; after that, one `Rendered` for each `Render`, in order.
-"""
+"""What the template host and its helper process say to each other, as `homeserve.text.helper_wire` has it: a `Setup`,
+then one `Rendered` for each `Render`."""
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 import msgspec
 
-LENGTH = struct.Struct("<I")
-MESSAGE_BYTES_MAX = 256 << 20
+from homeserve.text.helper_wire import Bounds
 
 
-class Setup(msgspec.Struct):
-    """Sent once. Bounds: characters of one text, MiB of address space, seconds of CPU for one rendering."""
+class Setup(Bounds, kw_only=True):
+    """Sent once. `output_chars_max`: characters of one text."""
 
     templates: dict[str, str]
     output_chars_max: int
-    memory_mib: int
-    cpu_s: int
-
-
-class Ready(msgspec.Struct):
-    pid: int
 
 
 class Render(msgspec.Struct):
@@ -37,9 +27,3 @@ class Rendered(msgspec.Struct):
 
     text: str | None = None
     error: str | None = None
-
-
-def frame(message: msgspec.Struct) -> bytes:
-    """Raises UnicodeEncodeError for texts that are none (lone surrogates), TypeError for values that JSON lacks."""
-    body = msgspec.json.encode(message)
-    return LENGTH.pack(len(body)) + body
