@@ -14,6 +14,7 @@ from homeserve.server.door import Door
 from homeserve.server.edge import edge, headers_of_every_answer
 from homeserve.server.gate import SPARE, Gate, connections_limit, raise_file_limit
 from homeserve.server.keys import KeyRing
+from homeserve.server.openapi import DOCUMENT, Document
 from homeserve.server.page import PAGE, Page
 from homeserve.server.parts import PARTS, Parts
 from homeserve.server.routes import ROUTES
@@ -39,6 +40,7 @@ def build_application(context: ServerContext) -> web.Application:
     application[PARTS] = Parts(context)
     application.on_response_prepare.append(headers_of_every_answer())
     application[PAGE] = Page()
+    application[DOCUMENT] = Document(ROUTES)
     for route in ROUTES:
         if route.method == "GET":
             application.router.add_get(route.path, route.handler)  # and HEAD

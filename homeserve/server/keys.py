@@ -12,9 +12,14 @@ from collections.abc import Iterable, Mapping
 
 from homeserve.errors import Unauthorized
 
-OPEN_PATHS = frozenset({"/", "/health", "/ready"})
+OPEN_PATHS = frozenset({"/", "/health", "/openapi.json", "/ready"})
 """Routes that need no key: they tell nothing of the model's use."""
 OPEN_PREFIX = "/static/"
+
+
+def is_open(path: str) -> bool:
+    """Whether it needs no key."""
+    return path in OPEN_PATHS or path.startswith(OPEN_PREFIX)
 
 
 class KeyRing:
@@ -28,7 +33,7 @@ class KeyRing:
 
     def check(self, path: str, headers: Mapping[str, str]) -> None:
         """Raises Unauthorized where a key is needed and `Authorization: Bearer` or `x-api-key` has none of ours."""
-        if not self._digests or path in OPEN_PATHS or path.startswith(OPEN_PREFIX):
+        if not self._digests or is_open(path):
             return
         given = _digest(_given_key(headers))
         matches = [hmac.compare_digest(given, known) for known in self._digests]

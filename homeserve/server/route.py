@@ -41,6 +41,9 @@ class Answer:
     schema: Any = None
     status: int = 200
     kind: str = JSON
+    """Its media type; empty: it has no body."""
+    also: tuple[str, ...] = ()
+    """Media types that it may have instead, with bytes that nothing is said of."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Name of a header that this answer has -> what it says."""
 
@@ -50,8 +53,9 @@ class Stream:
     """The same answer as events, where the body asks for it by `stream: true`."""
 
     says: str
-    events: Mapping[str, Any]
-    """Name of an event -> type of its data. Where an API gives events no names, the one name is empty."""
+    events: Mapping[str, tuple[Any, ...]]
+    """Name of an event -> types of its data, one of which it has. Where an API gives events no names, the one name is
+    empty."""
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,45 @@
 from __future__ import annotations
 
 from homeserve.errors import ContextOverflow, FlipNotBegun, UnknownFlip, UnknownModel
+from homeserve.server.answer_schemas import (
+    ChatAnswer,
+    ChatChunk,
+    Error,
+    Model,
+    Models,
+    Text,
+    TextAnswer,
+    TextChunk,
+    Tokens,
+)
 from homeserve.server.fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from homeserve.server.flip import ROUTE as FLIP
 from homeserve.server.flip import FlipRequest, get_flip, get_flips, post_flip
 from homeserve.server.health import get_health, get_metrics, get_ready, get_version
+from homeserve.server.machine_schemas import (
+    Budget,
+    Census,
+    Corridor,
+    Flip,
+    FlipBegun,
+    Flips,
+    Health,
+    Introduction,
+    NotHealthy,
+    Ready,
+    Status,
+    Version,
+)
 from homeserve.server.memory import get_budget, get_corridor
 from homeserve.server.openai import get_model, get_models, post_chat_completions, post_completions
+from homeserve.server.openapi import get_openapi
 from homeserve.server.page import FILES, get_file
-from homeserve.server.route import GENERATES, NEEDS_MODEL, READS_BODY, Answer, Route
+from homeserve.server.route import GENERATES, NEEDS_MODEL, READS_BODY, Answer, Route, Stream
 from homeserve.server.status import get_census, get_status
 from homeserve.server.tokens import post_detokenize, post_tokenize
+
+_DONE = "The last event is `[DONE]`. An answer that fails on its way ends with an error."
+_UNCHANGED = Answer("`If-None-Match` has the tag of what is here.", status=304, kind="")
 
 ROUTES: tuple[Route, ...] = (
     Route(
@@ -21,7 +50,7 @@ ROUTES: tuple[Route, ...] = (
         get_models,
         "List the model that is served.",
         "OpenAI",
-        answers=(Answer("The model, or none while it is being loaded."),),
+        answers=(Answer("The model, or none while it is being loaded.", Models),),
     ),
     Route(
         "GET",
@@ -29,7 +58,7 @@ ROUTES: tuple[Route, ...] = (
         get_model,
         "Tell of one model.",
         "OpenAI",
-        answers=(Answer("The model."),),
+        answers=(Answer("The model.", Model),),
         errors=(UnknownModel,),
     ),
     Route(
@@ -39,7 +68,8 @@ ROUTES: tuple[Route, ...] = (
         "Answer a conversation.",
         "OpenAI",
         body=ChatRequest,
-        answers=(Answer("The answer."),),
+        answers=(Answer("The answer.", ChatAnswer),),
+        stream=Stream(f"Chunks of the answer. {_DONE}", {"": (ChatChunk, Error)}),
         errors=(*READS_BODY, ContextOverflow, UnknownModel, *GENERATES),
     ),
     Route(
@@ -49,7 +79,8 @@ ROUTES: tuple[Route, ...] = (
         "Continue a text.",
         "OpenAI",
         body=CompletionRequest,
-        answers=(Answer("The continuation."),),
+        answers=(Answer("The continuation.", TextAnswer),),
+        stream=Stream(f"Chunks of the continuation. {_DONE}", {"": (TextChunk, Error)}),
         errors=(*READS_BODY, ContextOverflow, UnknownModel, *GENERATES),
     ),
     Route(
@@ -59,7 +90,7 @@ ROUTES: tuple[Route, ...] = (
         "Cut a text or a conversation into tokens.",
         "Tokens",
         body=TokenizeRequest,
-        answers=(Answer("The tokens."),),
+        answers=(Answer("The tokens.", Tokens),),
         errors=(*READS_BODY, ContextOverflow, UnknownModel, *NEEDS_MODEL),
     ),
     Route(
@@ -69,7 +100,7 @@ ROUTES: tuple[Route, ...] = (
         "Join tokens to a text.",
         "Tokens",
         body=DetokenizeRequest,
-        answers=(Answer("The text."),),
+        answers=(Answer("The text.", Text),),
         errors=(*READS_BODY, UnknownModel, *NEEDS_MODEL),
     ),
     Route(
@@ -78,7 +109,7 @@ ROUTES: tuple[Route, ...] = (
         get_health,
         "Say whether requests are taken.",
         "Server",
-        answers=(Answer("They are."), Answer("They are not: loading, or draining.", status=503)),
+        answers=(Answer("They are.", Health), Answer("They are not: loading, or draining.", NotHealthy, status=503)),
     ),
     Route(
         "GET",
@@ -86,7 +117,7 @@ ROUTES: tuple[Route, ...] = (
         get_ready,
         "Say whether a request sent now is computed now.",
         "Server",
-        answers=(Answer("It is."), Answer("It is not, or not at once.", status=503)),
+        answers=(Answer("It is.", Ready), Answer("It is not, or not at once.", NotHealthy, status=503)),
     ),
     Route(
         "GET",
@@ -96,14 +127,14 @@ ROUTES: tuple[Route, ...] = (
         "Server",
         answers=(Answer("Metrics in the text format.", kind="text/plain"),),
     ),
-    Route("GET", "/version", get_version, "Tell the version.", "Server", answers=(Answer("The version."),)),
+    Route("GET", "/version", get_version, "Tell the version.", "Server", answers=(Answer("The version.", Version),)),
     Route(
         "GET",
         "/v1/homeserve/status",
         get_status,
         "Tell of the whole machine.",
         "Homeserve",
-        answers=(Answer("The status."),),
+        answers=(Answer("The status.", Status),),
     ),
     Route(
         "GET",
@@ -111,7 +142,7 @@ ROUTES: tuple[Route, ...] = (
         get_census,
         "Count the pages of each rank and find those that nobody owns.",
         "Homeserve",
-        answers=(Answer("The census."),),
+        answers=(Answer("The census.", Census),),
         errors=NEEDS_MODEL,
     ),
     Route(
@@ -121,11 +152,17 @@ ROUTES: tuple[Route, ...] = (
         "Begin a change of the layout.",
         "Homeserve",
         body=FlipRequest,
-        answers=(Answer("Begun.", status=202),),
+        answers=(Answer("Begun.", FlipBegun, status=202, headers={"Location": "Where to read what becomes of it."}),),
         errors=(*READS_BODY, FlipNotBegun, *NEEDS_MODEL),
     ),
     Route(
-        "GET", FLIP, get_flips, "List the last flips.", "Homeserve", answers=(Answer("The flips."),), errors=NEEDS_MODEL
+        "GET",
+        FLIP,
+        get_flips,
+        "List the last flips.",
+        "Homeserve",
+        answers=(Answer("The flips.", Flips),),
+        errors=NEEDS_MODEL,
     ),
     Route(
         "GET",
@@ -133,7 +170,7 @@ ROUTES: tuple[Route, ...] = (
         get_flip,
         "Tell of one flip.",
         "Homeserve",
-        answers=(Answer("The flip."),),
+        answers=(Answer("The flip.", Flip),),
         errors=(UnknownFlip, *NEEDS_MODEL),
     ),
     Route(
@@ -142,7 +179,7 @@ ROUTES: tuple[Route, ...] = (
         get_budget,
         "Tell what memory was planned and what is held.",
         "Homeserve",
-        answers=(Answer("The budget."),),
+        answers=(Answer("The budget.", Budget),),
         errors=NEEDS_MODEL,
     ),
     Route(
@@ -151,11 +188,21 @@ ROUTES: tuple[Route, ...] = (
         get_corridor,
         "Tell what memory stayed free.",
         "Homeserve",
-        answers=(Answer("The corridor."),),
+        answers=(Answer("The corridor.", Corridor),),
         errors=NEEDS_MODEL,
     ),
+    Route("GET", "/openapi.json", get_openapi, "Describe the API.", "Server", answers=(Answer("OpenAPI 3.1.", dict),)),
+    Route(
+        "GET",
+        "/",
+        get_file,
+        "Get the page, or what a program needs to know first.",
+        "Page",
+        answers=(Answer("The page; JSON where only that is accepted.", Introduction, also=("text/html",)), _UNCHANGED),
+    ),
     *(
-        Route("GET", path, get_file, f"Get {path} of the page.", "Page", answers=(Answer("The file.", kind=kind),))
+        Route("GET", path, get_file, "Get a file of the page.", "Page", answers=(Answer("It.", kind=kind), _UNCHANGED))
         for path, (_, kind) in FILES.items()
+        if path != "/"
     ),
 )
