@@ -31,7 +31,7 @@ def answer_of(lanes: Lanes, group: Group, logits: Logits) -> Sample:
     if not rows.sample:
         return Sample(group.lane, rows.request, position, NO_TOKEN, prompt_logprobs=prompt)
     row, sampling = logits[-1], lane.sampling
-    token = draw(row, sampling, lane.counts, position, position - lane.prompt_len)
+    token = draw(row, sampling, lane.past, position, position - lane.prompt_len)
     lane.last_token = token
     return Sample(group.lane, rows.request, position, token, _told(row, token, sampling), prompt)
 
@@ -39,7 +39,7 @@ def answer_of(lanes: Lanes, group: Group, logits: Logits) -> Sample:
 def answers_of_drafts(lane: Lane, group: Group, logits: Logits, forced: ForcedDrafts) -> list[Sample]:
     """The answers of a group with drafts from its logits `[1 + drafts, vocab]`, one for each row that counts.
 
-    Row j draws as if its input were the last one: with the counts behind it, and the random number of its own position.
+    Row j draws as if its input were the last one: with the past behind it, and the random number of its own position.
     The next row counts if its input is what was drawn. The lane stays as it was. Raises NotANumber for a row that
     counts; what is behind the last one is not looked at.
     """
@@ -47,22 +47,22 @@ def answers_of_drafts(lane: Lane, group: Group, logits: Logits, forced: ForcedDr
     counted = 0
     try:
         for row, token in enumerate(group.inputs):
-            if lane.counts is not None:
-                lane.counts.add(np.array([token]), group.rows.start + row >= lane.prompt_len)
+            if lane.past is not None:
+                lane.past.add(np.array([token]), group.rows.start + row >= lane.prompt_len)
             counted += 1
             found.append(_drawn_behind(lane, group, row, logits[row], forced))
             if not _goes_on(group, row, found[-1].token, forced):
                 break
     finally:
-        if lane.counts is not None:
+        if lane.past is not None:
             generated = np.arange(group.rows.start, group.rows.start + counted) >= lane.prompt_len
-            lane.counts.take_back(group.inputs[:counted], generated)
+            lane.past.take_back(group.inputs[:counted], generated)
     return found
 
 
 def _drawn_behind(lane: Lane, group: Group, row: int, logits: Logits, forced: ForcedDrafts) -> Sample:
     position = group.rows.start + row + 1
-    token = draw(logits, lane.sampling, lane.counts, position, position - lane.prompt_len)
+    token = draw(logits, lane.sampling, lane.past, position, position - lane.prompt_len)
     if forced.accept is not None and row < min(forced.accept, group.rows.drafts):
         token = int(group.inputs[row + 1])
     return Sample(group.lane, group.rows.request, position, token, _told(logits, token, lane.sampling))

@@ -7,18 +7,18 @@ the target's rows of all k + 1, draws behind each, and answers what was drawn be
                                    next token; its hidden state goes on to the next step (`Batch.chain`)
     rows     b, t1 … tk at n … n+k, their states held, beside the ordinary rows of other lanes
     draw     behind row j: token j, with the random number of position n+j+1; row j+1 counts if token j is its input
-    accept   the states become those behind the rows that count, 1 to k+1 of them; length, counts, last token follow
+    accept   the states become those behind the rows that count, 1 to k+1 of them; length, past, last token follow
     answer   the tokens drawn behind these rows
 
 **Verify by drawing.** The target's own token is drawn at each position, with that position's own number and with the
-counts of the inputs before it, exactly as a plan without drafts draws it. Drafts decide nothing but how many of these
+past of the inputs before it, exactly as a plan without drafts draws it. Drafts decide nothing but how many of these
 draws can be had from one plan: a row counts if its inputs are those that a plan without drafts would have had, so its
 logits are those as well. The distribution is the target's, greedy or not, and a seeded answer is the same however much
 was drafted. Drafting itself is always greedy and may be any nonsense, NaN included: that is a bad draft and no error.
 
 **Nothing sticks that did not count.** K and V of rejected rows lie at positions behind the lane's length, which nobody
 reads before they are written again. Recurrent states are held while the rows run, and the rows that count are replayed
-from them (`Program.accept`). The lane's length, counts and last token are set at the very end. So whatever is raised on
+from them (`Program.accept`). The lane's length, past and last token are set at the very end. So whatever is raised on
 the way, an error of an exchange or logits that are no number in a row that counts, leaves the lane's committed state
 as it was; a row that does not count is not even looked at.
 

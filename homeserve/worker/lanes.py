@@ -2,8 +2,8 @@
 
     plan.drop ─▶ lane freed      plan.new ─▶ lane taken      plan.rows ─▶ pages appended, rows for the batch
 
-A lane is a cache of what the engine knows: the page table, the length so far, the token drawn last, and the counts that
-penalties need. All of it is made from plans, so a worker that is started again gets it back by prefilling.
+A lane is a cache of what the engine knows: the page table, the length so far, the token drawn last, and what its
+settings look back at. All of it is made from plans, so a worker that is started again gets it back by prefilling.
 
 A plan is checked whole before anything of it is applied (`check`), against the lanes as they will be after its own
 drops and news. Whatever does not fit is a `LaneRefused` with the reason, and the tables stay as they were: rows of
@@ -17,7 +17,7 @@ A token that another rank draws for a lane is AWAITED until it comes (`homeserve
 
 Rows with drafts begin at the one token that is known; what is drafted behind it is found while the plan runs
 (`homeserve.worker.drafting`), and how many rows count only at its end. Until then (`settle`) the lane is what it was:
-length, counts and last token follow the rows that count, and no others.
+length, past and last token follow the rows that count, and no others.
 
 When the layout changes (`turn`) lanes stay what they are: their tables are the engine's, and only the places of pages
 in this rank's pools are looked up anew.
@@ -41,8 +41,8 @@ import numpy.typing as npt
 from backends.base import PAGE_LEN, Batch, Limits
 from homeserve.wire.records import LaneRows, NewLane, Plan, Sampling
 from homeserve.worker.drawn import Drawn, request_bits
+from homeserve.worker.past import Past, TokensWith, no_vocabulary, past_of
 from homeserve.worker.places import PagePlaces
-from homeserve.worker.sampling import TokenCounts, needs_counts
 
 Ints = npt.NDArray[np.int32]
 
@@ -65,7 +65,7 @@ class Lane:
     prompt_len: int
     sampling: Sampling
     history_len: int
-    counts: TokenCounts | None
+    past: Past | None
     length: int = UNKNOWN
     page_count: int = 0
     last_token: int = UNKNOWN
@@ -97,7 +97,7 @@ class Lanes:
 
     `places` says where the engine's pages lie (None: each at its own place in pools of `pool_pages`); `pool_pages` are
     the engine's pages of each KV group, `windows` the tokens that it keeps (0: all). Where another rank `draws`, tokens
-    of a lane are AWAITED and penalties need no counts here; a rank that looks up no rows (not `embeds`) never learns
+    of a lane are AWAITED and nothing looks back here; a rank that looks up no rows (not `embeds`) never learns
     them. `drafts` is the most that a row may ask for in the layout in force."""
 
     limits: Limits
@@ -109,6 +109,8 @@ class Lanes:
     draws: bool = True
     embeds: bool = True
     drafts: int = 0
+    tokens_with: TokensWith = no_vocabulary
+    """Finds DRY's breakers."""
     tables: Ints = field(init=False)
     local: Ints = field(init=False)
     lanes: list[Lane | None] = field(init=False)
@@ -201,7 +203,7 @@ class Lanes:
         return Batch(tokens, positions, slots, lanes, self.local, every, self._states, epoch, seq, NO_HOLD, chain)
 
     def advance(self, group: Group) -> None:
-        """All rows of the group were computed and count: move the lane's length, and count its inputs."""
+        """All rows of the group were computed and count: move the lane's length, and its past goes on."""
         lane = self[group.lane]
         self._count(lane, group, len(group.inputs))
         if group.rows.sample and not self.draws:
@@ -261,7 +263,7 @@ class Lanes:
             holder = "free" if lane is None else f"request {lane.request}'s"
             raise LaneRefused(f"lane {rows.lane} is {holder}, not request {rows.request}'s")
         if lane.length == UNKNOWN:
-            missing = lane.counts is not None and lane.history_len != rows.start
+            missing = lane.past is not None and lane.history_len != rows.start
             _require(not missing, rows.lane, f"{lane.history_len} tokens of history where {rows.start} are needed")
         else:
             _require(rows.start == lane.length, rows.lane, f"rows from {rows.start} do not go on at {lane.length}")
@@ -343,8 +345,8 @@ class Lanes:
 
     def _count(self, lane: Lane, group: Group, rows: int) -> None:
         end = group.rows.start + rows
-        if lane.counts is not None:
-            lane.counts.add(group.inputs[:rows], np.arange(group.rows.start, end) >= lane.prompt_len)
+        if lane.past is not None:
+            lane.past.add(group.inputs[:rows], np.arange(group.rows.start, end) >= lane.prompt_len)
         lane.length = end
 
     def _slots(self, lanes: Ints | np.int32, positions: Ints) -> Ints:
@@ -357,10 +359,10 @@ class Lanes:
 
     def _lane(self, entry: NewLane) -> Lane:
         history = _ints(entry.history)
-        counts = TokenCounts(self.vocab) if self.draws and needs_counts(entry.sampling) else None
-        if counts is not None:
-            counts.add(history, np.arange(len(history)) >= entry.prompt_len)
-        return Lane(entry.request, entry.prompt_len, entry.sampling, len(history), counts)
+        past = past_of(entry.sampling, self.vocab, self.tokens_with) if self.draws else None
+        if past is not None:
+            past.add(history, np.arange(len(history)) >= entry.prompt_len)
+        return Lane(entry.request, entry.prompt_len, entry.sampling, len(history), past)
 
     def _group(self, entry: LaneRows, first: int, logits_first: int, drafts: Sequence[int]) -> Group:
         if entry.tokens:

@@ -38,7 +38,9 @@ def tokens(samples: Sequence[Sample]) -> list[int]:
 def kept(desk: Desk, lane: int = 1) -> tuple[Any, ...]:
     """All that a lane is."""
     known = desk.lanes[lane]
-    counts = None if known.counts is None else (known.counts._count.tolist(), known.counts._generated.tolist())
+    counts = None
+    if known.past is not None and (seen := known.past.counts) is not None:
+        counts = seen._count.tolist(), seen._generated.tolist()
     return known.length, known.last_token, counts, desk.program.states[lane]
 
 

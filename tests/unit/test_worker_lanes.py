@@ -166,8 +166,8 @@ def test_counts_do_not_depend_on_chunks_or_a_prefix_hit(cuts: list[int], hit_pag
             entry = LaneRows(0, 1, at, pack_ints(tokens[at:last]), pack_ints(pages or []))
             run(table, plan(entry, new=new))
             new, pages, at = (), None, last
-    counts = table[0].counts
-    assert counts is not None and table[0].length == len(tokens)
+    past = table[0].past
+    assert past is not None and (counts := past.counts) is not None and table[0].length == len(tokens)
     assert counts.seen().tolist() == sorted(set(tokens))
     ids, times = counts.generated()
     expected = np.bincount(tokens[prompt_len:], minlength=100)
@@ -268,7 +268,7 @@ def test_a_token_that_another_rank_draws_is_awaited_and_taken_by_its_own_request
 def test_a_rank_that_looks_up_no_rows_need_not_know_tokens_and_keeps_no_counts() -> None:
     table = divided(1, embeds=False)
     run(table, start(0, 10, [1, 2, 3], [5], COUNTED), drawn=AWAITED)
-    assert table[0].counts is None
+    assert table[0].past is None
     assert len(table.batch((LaneRows(0, 10, 3, b"", sample=True),))[0].tokens) == 1
 
 
@@ -304,8 +304,8 @@ def test_lanes_and_their_counts_stay_and_the_next_input_has_to_be_told() -> None
         table.check(plan(LaneRows(0, 10, 3, b"", sample=True)))
     (group,) = run(table, plan(LaneRows(0, 10, 3, pack_ints([42]), sample=True)))
     assert group.inputs.tolist() == [42] and table[0].length == 4
-    counts = table[0].counts
-    assert counts is not None and counts.generated()[0].tolist() == [42]
+    past = table[0].past
+    assert past is not None and (counts := past.counts) is not None and counts.generated()[0].tolist() == [42]
 
 
 def test_a_token_that_was_awaited_under_the_old_layout_is_not_waited_for_under_the_new_one() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,16 +12,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from homeserve.wire.records import Sampling
-from homeserve.worker.sampling import (
-    LOGPROB_MIN,
-    NotANumber,
-    TokenCounts,
-    candidates,
-    draw,
-    logprobs,
-    needs_counts,
-    uniform,
-)
+from homeserve.worker import filters
+from homeserve.worker.past import Past, TokenCounts, looks_back
+from homeserve.worker.sampling import LOGPROB_MIN, NotANumber, draw, logprobs, uniform
 
 F32 = npt.NDArray[np.float32]
 
@@ -28,6 +22,10 @@ F32 = npt.NDArray[np.float32]
 def row(seed: int, vocab: int, scale: float, ties: bool = False) -> F32:
     z = np.random.default_rng(seed).standard_normal(vocab).astype(np.float32) * np.float32(scale)
     return np.round(z) if ties else z
+
+
+def candidates(z: F32, sampling: Sampling, *, xtc: bool = False) -> tuple[Any, Any]:
+    return filters.candidates(z, z, float(z.max()), sampling, xtc=xtc)
 
 
 # ------------------------------------------------------------------------------------------------ the slow sampler
@@ -205,7 +203,7 @@ def test_the_row_is_not_changed() -> None:
     counts = TokenCounts(100)
     counts.add(np.array([1, 2], np.int32), True)
     sampling = Sampling(1.0, 5, 0.9, 0.1, 0.9, 1.2, 0.5, 0.5, 3, ((4, 2.0),), 5, (6,), 10)
-    draw(z, sampling, counts, 3, 0)
+    draw(z, sampling, Past(counts), 3, 0)
     logprobs(z, 3, 5)
     np.testing.assert_array_equal(z, before)
 
@@ -231,7 +229,7 @@ def test_each_penalty_does_what_its_formula_says() -> None:
         for rival, winner in ((becomes - 0.01, token), (becomes + 0.01, 5)):
             z = np.full(6, -50, np.float32)
             z[token], z[5] = logit, rival
-            assert draw(z, sampling, counts if needs_counts(sampling) else None, 9, 4) == winner
+            assert draw(z, sampling, Past(counts) if looks_back(sampling) else None, 9, 4) == winner
 
 
 def test_counts_do_not_depend_on_how_tokens_were_cut() -> None:
