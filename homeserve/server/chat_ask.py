@@ -29,6 +29,7 @@ async def prompt_of_chat(served: Served, call: ChatCall) -> Prompt:
         bounds=served.bounds,
         tools=[tool.for_template() for tool in call.tools.offered] if call.tools.callable else None,
         add_generation_prompt=call.add_generation_prompt,
+        continue_last=call.continue_last,
         template_arguments=arguments,
         where=call.where.messages,
     )

@@ -115,4 +115,6 @@ class ChatCall:
     """-1: none; else how many alternatives each token comes with."""
     template_arguments: dict[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
+    continue_last: bool = False
+    """The answer goes on from the last message's text (`add_generation_prompt` is False then)."""
     where: Where = Where()

@@ -1,7 +1,8 @@
 """The edge of the server: what surrounds every handler. Request id, API key, and one shape for every error.
 
-An error of the tree becomes its status and the OpenAI body. Anything else that escapes a handler is our bug: it becomes
-a 500 that tells the request id and nothing more, and its traceback goes to the log under that id.
+An error of the tree becomes its status and the body that clients of the route expect: Anthropic's for its routes,
+OpenAI's for all others. Anything else that escapes a handler is our bug: it becomes a 500 that tells the request id and
+nothing more, and its traceback goes to the log under that id.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from homeserve.errors import BodyTooLarge, RequestError, RequestFailed, UnknownR
 from homeserve.server.bodies import json_response
 from homeserve.server.door import Door
 from homeserve.server.keys import KeyRing
+from homeserve.server.messages_errors import is_messages, messages_error
 from homeserve.server.parts import PARTS
 
 log = logging.getLogger("homeserve.server")
@@ -32,7 +34,8 @@ def current_request_id() -> str:
     return _request_id.get()
 
 
-def error_response(error: RequestError) -> web.Response:
+def error_response(error: RequestError, path: str, request_id: str) -> web.Response:
+    """`error` as clients of the route at `path` know errors."""
     headers = {}
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
@@ -41,7 +44,8 @@ def error_response(error: RequestError) -> web.Response:
         headers["Allow"] = ", ".join(error.allowed)
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    response = json_response(error.as_body(), status=error.status, headers=headers)
+    body = messages_error(error, request_id) if is_messages(path) else error.as_body()
+    response = json_response(body, status=error.status, headers=headers)
     if isinstance(error, BodyTooLarge):
         response.force_close()
     return response
@@ -66,22 +70,24 @@ def edge(keys: KeyRing, door: Door | None) -> Middleware:
 async def _answer(
     request: web.Request, handler: Handler, keys: KeyRing, door: Door | None, request_id: str
 ) -> web.StreamResponse:
+    failure: RequestError
     try:
         if door is not None:
             door.check(request.method, request.headers)
         keys.check(request.path, request.headers)
         return await handler(request)
     except RequestError as error:
-        return error_response(error)
+        failure = error
     except web.HTTPNotFound:
-        return error_response(UnknownRoute(request.path))
+        failure = UnknownRoute(request.path)
     except web.HTTPMethodNotAllowed as error:
-        return error_response(WrongMethod(request.method, tuple(sorted(error.allowed_methods))))
+        failure = WrongMethod(request.method, tuple(sorted(error.allowed_methods)))
     except (web.HTTPException, ConnectionError):
         raise
     except Exception:
         log.exception("request %s: %s %s failed", request_id, request.method, request.path)
-        return error_response(RequestFailed(request_id))
+        failure = RequestFailed(request_id)
+    return error_response(failure, request.path, request_id)
 
 
 def _id_for(given: str | None) -> str:
@@ -92,10 +98,12 @@ def _id_for(given: str | None) -> str:
 
 
 def headers_of_every_answer() -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
-    """Signal handler: names the server without its versions."""
+    """Signal handler: names the server without its versions, and the request as Anthropic's clients look for it."""
 
     async def on_prepare(request: web.Request, response: web.StreamResponse) -> None:
         response.headers["Server"] = "homeserve"
         response.headers["X-Content-Type-Options"] = "nosniff"
+        if is_messages(request.path) and "x-request-id" in response.headers:
+            response.headers["request-id"] = response.headers["x-request-id"]
 
     return on_prepare

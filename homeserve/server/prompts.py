@@ -24,6 +24,7 @@ from homeserve.errors import ContextOverflow, InvalidField
 from homeserve.server.bounds import Bounds
 from homeserve.server.control import ControlTexts
 from homeserve.server.fields import PROMPTS_LIMIT, Message
+from homeserve.server.prefill import until_mark, with_mark
 
 if TYPE_CHECKING:
     from homeserve.text.templates import TemplateHost
@@ -103,13 +104,14 @@ async def chat_prompt(
     tools: list[dict[str, Any]] | None,
     add_generation_prompt: bool,
     template_arguments: dict[str, Any],
+    continue_last: bool = False,
     where: str = "messages",
 ) -> Prompt:
     """The conversation as the model's template writes it, in tokens. Raises InvalidField.
 
     The template writes the beginning-of-text token itself where it wants one; if the model wants one and the template
     wrote none, it is put in front, and there are never two. What a message says is text: a control token's name in it
-    is not obeyed (`ControlTexts`).
+    is not obeyed (`ControlTexts`). With `continue_last` the prompt ends where the last message's text does.
     """
     taken = _RESERVED & template_arguments.keys()
     if taken:
@@ -120,6 +122,9 @@ async def chat_prompt(
     else:
         made = await asyncio.to_thread(_template_messages, messages)
     await _check_length(sum(len(m["content"]) for m in made), tokenizer, bounds, where)
+    end = ""
+    if continue_last:
+        made, end = with_mark(made, where)
     control = _controls.get(tokenizer)
     if control is None:
         control = _controls[tokenizer] = await asyncio.to_thread(_control_texts, tokenizer)
@@ -128,6 +133,8 @@ async def chat_prompt(
         text = await templates.render(
             marked.messages, tools=tools or None, add_generation_prompt=add_generation_prompt, **template_arguments
         )
+    if continue_last:
+        text = until_mark(text, end, where)
     await _check_length(len(text), tokenizer, bounds, where)
     if marked.mark is None:
         ids = await encode(tokenizer, text, add_special=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from homeserve.errors import ContextOverflow, FlipNotBegun, UnknownFlip, UnknownModel
 from homeserve.server.answer_schemas import (
+    AnthropicError,
     ChatAnswer,
     ChatChunk,
     Error,
@@ -33,10 +34,24 @@ from homeserve.server.machine_schemas import (
     Version,
 )
 from homeserve.server.memory import get_budget, get_corridor
+from homeserve.server.messages import post_count_tokens, post_messages
+from homeserve.server.messages_errors import MESSAGES
+from homeserve.server.messages_fields import CountTokensRequest, MessagesRequest
+from homeserve.server.messages_schemas import (
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    MessageAnswer,
+    MessageEnd,
+    MessagePing,
+    MessageStart,
+    MessageStop,
+    TokensCount,
+)
 from homeserve.server.openai import get_model, get_models, post_chat_completions, post_completions
 from homeserve.server.openapi import get_openapi
 from homeserve.server.page import FILES, get_file
-from homeserve.server.route import GENERATES, NEEDS_MODEL, READS_BODY, Answer, Route, Stream
+from homeserve.server.route import GENERATES, NEEDS_MODEL, READS_BODY, Answer, Dialect, Route, Stream
 from homeserve.server.status import get_census, get_status
 from homeserve.server.tokens import post_detokenize, post_tokenize
 
@@ -82,6 +97,41 @@ ROUTES: tuple[Route, ...] = (
         answers=(Answer("The continuation.", TextAnswer),),
         stream=Stream(f"Chunks of the continuation. {_DONE}", {"": (TextChunk, Error)}),
         errors=(*READS_BODY, ContextOverflow, UnknownModel, *GENERATES),
+    ),
+    Route(
+        "POST",
+        MESSAGES,
+        post_messages,
+        "Answer a conversation, as Anthropic's API does.",
+        "Anthropic",
+        body=MessagesRequest,
+        answers=(Answer("The answer.", MessageAnswer),),
+        stream=Stream(
+            "The answer as content blocks, one after the other. An answer that fails on its way ends with `error`.",
+            {
+                "message_start": (MessageStart,),
+                "content_block_start": (BlockStart,),
+                "content_block_delta": (BlockDelta,),
+                "content_block_stop": (BlockStop,),
+                "message_delta": (MessageEnd,),
+                "message_stop": (MessageStop,),
+                "ping": (MessagePing,),
+                "error": (AnthropicError,),
+            },
+        ),
+        errors=(*READS_BODY, ContextOverflow, UnknownModel, *GENERATES),
+        dialect=Dialect.ANTHROPIC,
+    ),
+    Route(
+        "POST",
+        f"{MESSAGES}/count_tokens",
+        post_count_tokens,
+        "Count the tokens of a conversation.",
+        "Anthropic",
+        body=CountTokensRequest,
+        answers=(Answer("The count.", TokensCount),),
+        errors=(*READS_BODY, ContextOverflow, UnknownModel, *NEEDS_MODEL),
+        dialect=Dialect.ANTHROPIC,
     ),
     Route(
         "POST",
