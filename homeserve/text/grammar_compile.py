@@ -1,0 +1,280 @@
+"""From what a client asked for to a grammar that llguidance compiles, and whether it does: the work of the grammar
+helper (`homeserve.text.grammar_worker`), as functions.
+
+    kind and value ──source──▶ one grammar ─┐
+    tools ──calls_grammar──▶ another one ───┴─▶ a grammar list ──compiled──▶ Checked
+
+A grammar is compiled against a vocabulary of single bytes and the model's control tokens, and asked what may come
+first. So every error of its own is found here; what depends on the model's longer tokens is only how fast it is.
+
+llguidance tells what is wrong with a schema, and not where. The place is found by compiling the schemas inside it, down
+to the innermost one that fails alike.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from homeserve.text.gbnf import lark_of_gbnf
+from homeserve.text.grammar_wire import (
+    CHOICE,
+    GBNF,
+    GRAMMAR_BYTES_LIMIT,
+    JSON_OBJECT,
+    JSON_SCHEMA,
+    LARK,
+    PARSER_LIMITS,
+    REGEX,
+    Calls,
+    Check,
+    Checked,
+)
+from homeserve.text.json_schemas import Schema, can_end, children, prepared
+
+LOOKS_LIMIT = 200
+"""Schemas that are compiled to find the place of an error."""
+ERROR_CHARS_MAX = 400
+_NOTHING_FITS = "nothing can ever fit it"
+_BYTES = 256
+_END = b"<the end of the answer>"
+
+Entry = dict[str, Any]
+"""One of llguidance's grammar list: `json_schema` or `lark_grammar`, and perhaps a `name`."""
+
+
+class Refused(Exception):
+    """Why there is no grammar."""
+
+    def __init__(self, what: str, *, unsatisfiable: bool = False, of_calls: bool = False) -> None:
+        self.unsatisfiable = unsatisfiable
+        self.of_calls = of_calls
+        super().__init__(what)
+
+
+def byte_tokenizer(vocab: int, special: Mapping[int, str]) -> LLTokenizer:
+    """A vocabulary of `vocab` ids with the control tokens where the model has them, the 256 bytes at the first other
+    ids, and nothing at the rest."""
+    vocab = max(vocab, _BYTES + len(special) + 1)
+    texts = [b""] * vocab
+    for token, text in special.items():
+        if token < vocab:
+            texts[token] = text.encode()
+    free = [token for token in range(vocab) if not texts[token]]
+    for value, token in enumerate(free[:_BYTES]):
+        texts[token] = bytes([value])
+    end = free[_BYTES]
+    texts[end] = _END
+    special_ids = [*(token for token in special if token < vocab), end]
+    return LLTokenizer(_Bytes(texts, special_ids, end, free[:_BYTES]), eos_token=end, slices=[])
+
+
+class _Bytes(TokenizerWrapper):
+    """What `LLTokenizer` asks of a tokenizer. `of_byte`: the ids of the 256 bytes."""
+
+    def __init__(self, texts: Sequence[bytes], special: Sequence[int], end: int, of_byte: Sequence[int]) -> None:
+        self.tokens = texts
+        self.special_token_ids = special
+        self.eos_token_id = end
+        self.bos_token_id = None
+        self.is_tokenizer_wrapper = True
+        self._of_byte = of_byte
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return [self._of_byte[value] for value in (text.encode() if isinstance(text, str) else text)]
+
+
+class Compiler:
+    """Checks grammars against one vocabulary."""
+
+    def __init__(self, vocab: int, special: Mapping[int, str]) -> None:
+        self._tokenizer = byte_tokenizer(vocab, special)
+        self._special = {text: token for token, text in special.items()}
+        self._limits = LLParserLimits(**PARSER_LIMITS, verbose_errors=False)
+
+    def check(self, asked: Check) -> Checked:
+        try:
+            return self._checked(asked)
+        except Refused as error:
+            return Checked(
+                error=str(error)[:ERROR_CHARS_MAX], unsatisfiable=error.unsatisfiable, of_calls=error.of_calls
+            )
+        except RecursionError:
+            return Checked(error="is nested too deeply")
+        except MemoryError:
+            return Checked(error="needs more memory than a grammar may")
+
+    def _checked(self, asked: Check) -> Checked:
+        answer = self._answer(asked) if asked.kind else None
+        calls = self._calls(asked.calls) if asked.calls is not None else None
+        ignored: list[str] = []
+        if answer is not None:
+            ignored += self._compiled([answer])
+        if calls is not None:
+            try:
+                ignored += self._compiled([calls])
+            except Refused as error:
+                raise Refused(f"{error}", of_calls=True) from None
+        if answer is not None and calls is not None:
+            both = {"lark_grammar": "start: @answer | @calls"}
+            entries = [both, {**answer, "name": "answer"}, {**calls, "name": "calls"}]
+            self._compiled(entries)
+        else:
+            entries = [each for each in (answer, calls) if each is not None]
+        grammar = _text(entries)
+        if len(grammar.encode()) > GRAMMAR_BYTES_LIMIT:
+            raise Refused(f"is larger than {GRAMMAR_BYTES_LIMIT >> 10} KiB as a grammar", of_calls=answer is None)
+        return Checked(grammar=grammar, ignored=list(dict.fromkeys(ignored)))
+
+    def _answer(self, asked: Check) -> Entry:
+        if asked.kind in (JSON_SCHEMA, JSON_OBJECT):
+            self._check_schema(asked.value, asked.strict)
+        return _ENTRIES[asked.kind](asked)
+
+    def _check_schema(self, schema: Schema, strict: bool) -> None:
+        """Raises Refused, with the place in the schema."""
+        try:
+            self._compiled([_schema_entry(schema, strict)])
+        except Refused as error:
+            place, innermost = self._place(schema, strict, error)
+            what = f"{place}: {innermost}" if place else str(error)
+            raise Refused(what, unsatisfiable=error.unsatisfiable) from None
+        if not can_end(schema):
+            raise Refused("every value of it would have to hold another one of it", unsatisfiable=True)
+
+    def _place(self, schema: Schema, strict: bool, error: Refused) -> tuple[str, Refused]:
+        """The path of the innermost schema that fails like the whole one, and its error; '': the whole."""
+        definitions: dict[str, Any] = {}
+        if isinstance(schema, dict):
+            definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        path, looks = "", LOOKS_LIMIT
+        inner: Iterator[tuple[str, Any]] = children(schema)
+        while looks > 0 and (step := next(inner, None)) is not None:
+            looks -= 1
+            other = self._error(step[1], definitions, strict)
+            if other is None or (str(other) != str(error) and not (error.unsatisfiable and other.unsatisfiable)):
+                continue
+            path, error, inner = f"{path}.{step[0]}".lstrip("."), other, children(step[1])
+        return path, error
+
+    def _error(self, schema: Any, definitions: Mapping[str, Any], strict: bool) -> Refused | None:
+        """What is wrong with a schema from inside one with these definitions."""
+        if schema is False:
+            return Refused("no value fits a schema that is false", unsatisfiable=True)
+        if not isinstance(schema, dict):
+            return None
+        try:
+            self._compiled([_schema_entry({**definitions, **schema}, strict)])
+        except Refused as error:
+            return error
+        return None
+
+    def _calls(self, calls: Calls) -> Entry:
+        from homeserve.text.call_grammar import calls_grammar
+        from homeserve.text.dialects import CALLS
+
+        form = next(each for each in CALLS if each.name == calls.form)
+        tools = []
+        for i, function in enumerate(calls.functions):
+            schema: Schema = {"type": "object"} if function.parameters is None else function.parameters
+            try:
+                self._check_schema(schema, function.strict)
+            except Refused as error:
+                what = f"[{i}].function.parameters: {error}"
+                raise Refused(what, unsatisfiable=error.unsatisfiable, of_calls=True) from None
+            tools.append((function.name, prepared(schema, strict=function.strict)))
+        lark = calls_grammar(form, tools, parallel=calls.parallel, text=calls.free, special=self._special)
+        return {"lark_grammar": lark}
+
+    def _compiled(self, entries: Sequence[Entry]) -> list[str]:
+        """What is ignored of it. Raises Refused."""
+        text = _text(entries)
+        failed, told = LLMatcher.validate_grammar_with_warnings(text, self._tokenizer, limits=self._limits)
+        if failed:
+            raise _refused(told[0])
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        if matcher.is_error():
+            raise _refused(matcher.get_error())
+        return [name for warning in told for name in _ignored(warning)]
+
+
+def _text(entries: Sequence[Entry]) -> str:
+    return json.dumps({"grammars": list(entries)}, ensure_ascii=False, separators=(",", ":"))
+
+
+# ------------------------------------------------------------------------------------------------------------- sources
+
+
+def _schema_entry(schema: Schema, strict: bool) -> Entry:
+    return {"json_schema": prepared(schema, strict=strict)}
+
+
+def _regex_entry(asked: Check) -> Entry:
+    """The whole answer matches, so marks of its beginning and end say nothing; llguidance has none."""
+    pattern: str = asked.value.removeprefix("^")
+    if pattern.endswith("$") and (len(pattern) - len(pattern[:-1].rstrip("\\")) - 1) % 2 == 0:
+        pattern = pattern[:-1]
+    made: Entry = json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"][0]
+    return {"lark_grammar": made["lark_grammar"]}
+
+
+def _choice_entry(asked: Check) -> Entry:
+    return {"lark_grammar": "start: " + "\n  | ".join(json.dumps(text) for text in asked.value)}
+
+
+def _gbnf_entry(asked: Check) -> Entry:
+    try:
+        return {"lark_grammar": lark_of_gbnf(asked.value)}
+    except ValueError as error:
+        raise Refused(str(error)) from None
+
+
+_ENTRIES: dict[str, Callable[[Check], Entry]] = {
+    JSON_OBJECT: lambda asked: _schema_entry(asked.value, False),
+    JSON_SCHEMA: lambda asked: _schema_entry(asked.value, asked.strict),
+    REGEX: _regex_entry,
+    CHOICE: _choice_entry,
+    LARK: lambda asked: {"lark_grammar": asked.value},
+    GBNF: _gbnf_entry,
+}
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+_UNIMPLEMENTED = re.compile(r"Unimplemented keys: (\[.*\])")
+_FORMAT = re.compile(r"Unknown format: (.*)")
+
+
+def _refused(error: str) -> Refused:
+    """llguidance's words as ours. The drawing of the place in its own text, and its own state, are left out."""
+    said = re.split(r"\n\s+\d+ \||\n<state>", error)[0].strip()
+    said = re.sub(r"^at \d+\(\d+\): ", "", said)
+    if said.startswith("NoExtension"):
+        return Refused(_NOTHING_FITS, unsatisfiable=True)
+    if said.startswith("Unsatisfiable schema: "):
+        return Refused(said.removeprefix("Unsatisfiable schema: "), unsatisfiable=True)
+    if said.startswith("panic"):
+        return Refused("is more than the grammar compiler can take")
+    names = _ignored(said)
+    if names:
+        return Refused(f"{', '.join(names)} cannot be enforced (without strict it would be ignored)")
+    return Refused(said)
+
+
+def _ignored(warning: str) -> list[str]:
+    """Names of keywords in a warning or an error of llguidance that says it does not know them."""
+    if found := _UNIMPLEMENTED.search(warning):
+        return list(json.loads(found[1]))
+    if found := _FORMAT.search(warning):
+        return [f"format {found[1].strip()}"]
+    if warning.startswith("oneOf"):
+        return ["oneOf"]
+    if warning.startswith("min/maxProperties"):
+        return ["minProperties and maxProperties"]
+    return []
