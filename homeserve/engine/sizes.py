@@ -15,7 +15,9 @@ MOST_RANKS = 16
 
 def new_lane_bytes(sampling: Sampling) -> int:
     """Upper bound of the encoded size of a `NewLane` without its history."""
-    return 256 + 16 * len(sampling.logit_bias) + 6 * len(sampling.forbidden)
+    breakers = sampling.dry.breakers if sampling.dry is not None else ()
+    texts = sum(5 + len(text.encode()) for text in breakers)
+    return 320 + 16 * len(sampling.logit_bias) + 6 * len(sampling.forbidden) + texts
 
 
 def new_lanes_bytes_limit(limits: EngineLimits) -> int:

@@ -17,7 +17,7 @@ from homeserve.server.bounds import Bounds
 from homeserve.server.fields import ChatRequest, Common, CompletionRequest
 from homeserve.server.prompts import Prompt
 from homeserve.text.answer import AnswerReader, PlainReader
-from homeserve.wire.records import Guide, Sampling
+from homeserve.wire.records import Dry, Guide, Sampling
 
 if TYPE_CHECKING:
     from homeserve.text.tokenizer import Tokenizer
@@ -26,6 +26,8 @@ COMPLETION_TOKENS = 16
 """Tokens of a completion that names no limit, as OpenAI's API has it. A chat answer gets the rest of the context."""
 SEQUENCES_LIMIT = 128
 """Most sequences (prompts times choices) of one request."""
+DRY_BASE, DRY_ALLOWED_LEN, DRY_BREAKERS = 1.75, 2, ("\n", ":", '"', "*")
+XTC_THRESHOLD = 0.1
 _SEED_MASK = 2**63 - 1
 _WORD = 2**64 - 1
 
@@ -218,9 +220,28 @@ def _sampling(
         top_logprobs=terms.logprobs,
         forbidden=tuple(sorted(forbidden)) if min_tokens else (),
         min_tokens=min_tokens,
+        top_n_sigma=max(0.0, fields.top_n_sigma or 0.0),
+        xtc_probability=max(0.0, fields.xtc_probability or 0.0),
+        xtc_threshold=XTC_THRESHOLD if fields.xtc_threshold is None else fields.xtc_threshold,
+        dry=_dry(fields),
         guide=terms.guide,
     )
     return sampling, end_tokens
+
+
+def _dry(fields: Common) -> Dry | None:
+    """None where it is off. What is not said is as llama.cpp has it; its breakers of no text are none there, either."""
+    multiplier = fields.dry_multiplier or 0.0
+    if multiplier <= 0 or fields.dry_penalty_last_n == 0:
+        return None
+    breakers = DRY_BREAKERS if fields.dry_sequence_breakers is None else tuple(fields.dry_sequence_breakers)
+    return Dry(
+        multiplier,
+        base=DRY_BASE if fields.dry_base is None else fields.dry_base,
+        allowed_len=DRY_ALLOWED_LEN if fields.dry_allowed_length is None else fields.dry_allowed_length,
+        last_n=-1 if fields.dry_penalty_last_n is None else fields.dry_penalty_last_n,
+        breakers=tuple(text for text in breakers if text),
+    )
 
 
 def _repetition_penalty(fields: Common) -> float:

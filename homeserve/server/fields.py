@@ -18,6 +18,7 @@ from homeserve.server.bodies import depth_of
 CHOICES_LIMIT = 16
 PROMPTS_LIMIT = 128
 STOPS_LIMIT = 16
+BREAKERS_LIMIT = 64
 LOGPROBS_LIMIT = 20
 MESSAGES_LIMIT = 4096
 TOOLS_LIMIT = 128
@@ -33,6 +34,7 @@ _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _Stop = Annotated[str, Meta(max_length=1024)]
 _Stops = Annotated[list[_Stop], Meta(max_length=STOPS_LIMIT)]
 _Bias = Annotated[float, Meta(ge=-100, le=100)]
+_Breakers = Annotated[list[Annotated[str, Meta(max_length=64)]], Meta(max_length=BREAKERS_LIMIT)]
 _Objects = list[dict[str, Any]]
 
 
@@ -76,13 +78,20 @@ class Common(msgspec.Struct, kw_only=True):
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
-    dry_multiplier: float | None = None
-    xtc_probability: float | None = None
+    dry_multiplier: Annotated[float, Meta(le=1000)] | None = None
+    """Off at 0 and below, as `xtc_probability` and `top_n_sigma` are."""
+    dry_base: Annotated[float, Meta(ge=0, le=1000)] | None = None
+    dry_allowed_length: _Count | None = None
+    dry_penalty_last_n: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    """-1: all tokens, 0: off."""
+    dry_sequence_breakers: _Breakers | None = None
+    xtc_probability: Annotated[float, Meta(le=1)] | None = None
+    xtc_threshold: _Share | None = None
+    top_n_sigma: Annotated[float, Meta(le=1000)] | None = None
     mirostat: float | None = None
     mirostat_mode: float | None = None
     dynatemp_range: float | None = None
     smoothing_factor: float | None = None
-    top_n_sigma: float | None = None
     top_a: float | None = None
     tfs: float | None = None
     tfs_z: float | None = None
@@ -163,10 +172,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 _CONSTRAINTS = ("grammar", "json_schema", "structured_outputs") + tuple(
     f"guided_{what}" for what in ("json", "regex", "choice", "grammar")
 )
-_OFF_AT_MOST_0 = (
-    *("dry_multiplier", "xtc_probability", "mirostat", "mirostat_mode", "dynatemp_range", "smoothing_factor"),
-    *("top_n_sigma", "top_a"),
-)
+_OFF_AT_MOST_0 = ("mirostat", "mirostat_mode", "dynatemp_range", "smoothing_factor", "top_a")
 """Samplers that this version lacks. Clients send them with every request; up to 0 they do nothing."""
 _OFF_FROM_1 = ("tfs", "tfs_z")
 _OFF_IF_EMPTY = ("use_beam_search", "allowed_token_ids", "bad_words", "truncate_prompt_tokens")
@@ -197,6 +203,8 @@ def _refuse_samplers(fields: Common) -> None:
     one, other = fields.repetition_penalty, fields.repeat_penalty
     if one is not None and other is not None and one != other:
         raise InvalidField("repeat_penalty", f"is {other}, but repetition_penalty, the same thing, is {one}")
+    if (fields.dry_multiplier or 0) > 0 and fields.dry_base is not None and fields.dry_base < 1:
+        raise InvalidField("dry_base", "has to be at least 1: a longer repetition is punished more")
     if fields.ignore_eos and fields.min_tokens and fields.stop_token_ids:
         raise InvalidField("min_tokens", f"together with ignore_eos and stop_token_ids {_LATER}")
 
@@ -220,5 +228,5 @@ def _refuse_chat(fields: ChatRequest) -> None:
 def _refuse_completion(fields: CompletionRequest) -> None:
     if fields.suffix:
         raise InvalidField("suffix", f"filling a gap {_LATER}")
-    if fields.best_of is not None and fields.best_of > (fields.n or 1):
-        raise InvalidField("best_of", f"more candidates than n {_LATER}")
+    if fields.best_of is not None and fields.best_of != (fields.n or 1):
+        raise InvalidField("best_of", f"another number of candidates than n {_LATER}")

@@ -13,6 +13,7 @@ from homeserve.server.ask import Ask, derived_seed, make_ask
 from homeserve.server.bounds import Bounds
 from homeserve.server.fields import ChatRequest, CompletionRequest, Message
 from homeserve.server.prompts import Prompt, chat_prompt, completion_prompts
+from homeserve.wire.records import Dry
 
 END = 256
 BOUNDS = Bounds(vocab=258, context=4096, sequences=1000)
@@ -345,6 +346,7 @@ def test_template_arguments_cannot_replace_the_messages() -> None:
 def test_chat_and_completions_read_the_same_sampling_fields() -> None:
     shared: dict[str, Any] = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "typical_p": 0.8, "seed": 3}
     shared |= {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.3}
+    shared |= {"dry_multiplier": 0.8, "xtc_probability": 0.5, "xtc_threshold": 0.2, "top_n_sigma": 1.5}
     chat = msgspec.convert({"messages": [{"role": "user"}], **shared}, ChatRequest)
     tokenizer: Any = ByteTokenizer()
     made = make_ask(chat, [Prompt((1, 2, 3))], tokenizer, bounds=BOUNDS, request_id="r")
@@ -354,3 +356,24 @@ def test_chat_and_completions_read_the_same_sampling_fields() -> None:
 def test_the_penalty_on_repetition_has_two_names() -> None:
     assert ask(repeat_penalty=1.3).calls[0].sampling.repetition_penalty == 1.3
     assert ask(repetition_penalty=1.3).calls[0].sampling.repetition_penalty == 1.3
+
+
+def test_dry_is_what_was_said_and_otherwise_as_llama_cpp_has_it() -> None:
+    assert ask(dry_multiplier=0.8).calls[0].sampling.dry == Dry(0.8, 1.75, 2, -1, ("\n", ":", '"', "*"))
+    said = {"dry_base": 2, "dry_allowed_length": 4, "dry_penalty_last_n": 64, "dry_sequence_breakers": ["", "ab"]}
+    assert ask(dry_multiplier=3, **said).calls[0].sampling.dry == Dry(3.0, 2.0, 4, 64, ("ab",))
+    none = ask(dry_multiplier=1, dry_sequence_breakers=[], dry_allowed_length=0).calls[0].sampling.dry
+    assert none == Dry(1.0, allowed_len=0)
+
+
+@pytest.mark.parametrize("off", [{}, {"dry_multiplier": 0}, {"dry_multiplier": -2}])
+def test_dry_without_a_multiplier_is_off(off: dict[str, Any]) -> None:
+    assert ask(dry_base=1.5, dry_allowed_length=3, **off).calls[0].sampling.dry is None
+    assert ask(dry_multiplier=1, dry_penalty_last_n=0).calls[0].sampling.dry is None
+
+
+def test_samplers_below_0_are_off() -> None:
+    off = ask(xtc_probability=-1, top_n_sigma=-1).calls[0].sampling
+    assert (off.xtc_probability, off.xtc_threshold, off.top_n_sigma) == (0.0, 0.1, 0.0)
+    on = ask(xtc_probability=0.5, xtc_threshold=0, top_n_sigma=2).calls[0].sampling
+    assert (on.xtc_probability, on.xtc_threshold, on.top_n_sigma) == (0.5, 0.0, 2.0)

@@ -68,11 +68,24 @@ def refused(make: Any, **fields: Any) -> InvalidField:
         ({"typical_p": 0}, "typical_p"),
         ({"repeat_penalty": 0}, "repeat_penalty"),
         ({"repeat_penalty": 1.1, "repetition_penalty": 1.2}, "repeat_penalty"),
-        ({"dry_multiplier": 0.8}, "dry_multiplier"),
-        ({"xtc_probability": 0.5}, "xtc_probability"),
+        ({"dry_multiplier": 1001}, "dry_multiplier"),
+        ({"dry_multiplier": 0.8, "dry_base": 0.99}, "dry_base"),
+        ({"dry_base": -1}, "dry_base"),
+        ({"dry_allowed_length": -1}, "dry_allowed_length"),
+        ({"dry_allowed_length": 2.5}, "dry_allowed_length"),
+        ({"dry_penalty_last_n": -2}, "dry_penalty_last_n"),
+        ({"dry_sequence_breakers": "x"}, "dry_sequence_breakers"),
+        ({"dry_sequence_breakers": ["x", 1]}, "dry_sequence_breakers[1]"),
+        ({"dry_sequence_breakers": ["x" * 65]}, "dry_sequence_breakers[0]"),
+        ({"dry_sequence_breakers": ["x"] * 65}, "dry_sequence_breakers"),
+        ({"xtc_probability": 1.5}, "xtc_probability"),
         ({"xtc_probability": "much"}, "xtc_probability"),
+        ({"xtc_threshold": -0.1}, "xtc_threshold"),
         ({"mirostat": 2}, "mirostat"),
-        ({"top_n_sigma": 1}, "top_n_sigma"),
+        ({"dynatemp_range": 0.5}, "dynatemp_range"),
+        ({"top_n_sigma": "wide"}, "top_n_sigma"),
+        ({"top_n_sigma": 1001}, "top_n_sigma"),
+        ({"allowed_token_ids": [1]}, "allowed_token_ids"),
         ({"tfs_z": 0}, "tfs_z"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"bad_words": ["x"]}, "bad_words"),
@@ -131,6 +144,7 @@ def test_a_wrong_chat_field_is_named(fields: dict[str, Any], path: str) -> None:
         ({"max_tokens": -1}, "max_tokens"),
         ({"suffix": "end"}, "suffix"),
         ({"best_of": 2}, "best_of"),
+        ({"best_of": 1, "n": 2}, "best_of"),
     ],
 )
 def test_a_wrong_completion_field_is_named(fields: dict[str, Any], path: str) -> None:
@@ -152,7 +166,9 @@ def test_fields_that_do_nothing_are_accepted() -> None:
     chat(tools=[{"type": "function"}], tool_choice="none")
     chat(functions=[{"name": "f"}], function_call="none")
     chat(dry_multiplier=0, dry_base=1.75, xtc_probability=0.0, xtc_threshold=0.1, mirostat=0, mirostat_tau=5.0)
-    chat(top_n_sigma=-1.0, tfs_z=1.0, use_beam_search=False, bad_words=[])
+    chat(dry_multiplier=-1.0, xtc_probability=-1.0, top_n_sigma=-1.0, dry_base=0, dry_penalty_last_n=0)
+    chat(tfs_z=1.0, use_beam_search=False, bad_words=[])
+    completion(n=3, best_of=3)
     assert chat(repeat_penalty=1.1, repetition_penalty=1.1).repeat_penalty == 1.1
 
 
