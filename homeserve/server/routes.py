@@ -51,6 +51,9 @@ from homeserve.server.messages_schemas import (
 from homeserve.server.openai import get_model, get_models, post_chat_completions, post_completions
 from homeserve.server.openapi import get_openapi
 from homeserve.server.page import FILES, get_file
+from homeserve.server.responses import post_input_tokens, post_responses
+from homeserve.server.responses_fields import InputTokensRequest, ResponsesRequest
+from homeserve.server.responses_schemas import RESPONSE_EVENTS, InputTokens, Response
 from homeserve.server.route import GENERATES, NEEDS_MODEL, READS_BODY, Answer, Dialect, Route, Stream
 from homeserve.server.status import get_census, get_status
 from homeserve.server.tokens import post_detokenize, post_tokenize
@@ -97,6 +100,27 @@ ROUTES: tuple[Route, ...] = (
         answers=(Answer("The continuation.", TextAnswer),),
         stream=Stream(f"Chunks of the continuation. {_DONE}", {"": (TextChunk, Error)}),
         errors=(*READS_BODY, ContextOverflow, UnknownModel, *GENERATES),
+    ),
+    Route(
+        "POST",
+        "/v1/responses",
+        post_responses,
+        "Answer a conversation, of which nothing is kept.",
+        "OpenAI",
+        body=ResponsesRequest,
+        answers=(Answer("The response.", Response),),
+        stream=Stream("The last event says how it ended: completed, incomplete or failed.", RESPONSE_EVENTS),
+        errors=(*READS_BODY, ContextOverflow, UnknownModel, *GENERATES),
+    ),
+    Route(
+        "POST",
+        "/v1/responses/input_tokens",
+        post_input_tokens,
+        "Count the tokens of a conversation.",
+        "OpenAI",
+        body=InputTokensRequest,
+        answers=(Answer("The count.", InputTokens),),
+        errors=(*READS_BODY, ContextOverflow, UnknownModel, *NEEDS_MODEL),
     ),
     Route(
         "POST",
