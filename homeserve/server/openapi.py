@@ -4,8 +4,9 @@ Nothing is described twice. Bodies are the structs against which requests are de
 here; what a string below a field of a struct says is the field's description. Errors come from the error tree: each
 status of a route lists the codes that it may have. What is told of answers is held against real ones by tests.
 
-Server-sent events have no place in OpenAPI 3.1. A route that streams has `text/event-stream` beside its JSON, and
-`x-events` there says what the data of each event is, by the event's name (empty where events have none).
+A route that streams has `text/event-stream` beside its JSON. OpenAPI 3.1 has no words for streams; as OpenAPI 3.2 does
+with `itemSchema`, the schema there is that of one event, an object of the strings `event` (where events have names) and
+`data`, and `contentSchema` says what the JSON in `data` is.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from homeserve.errors import FlipNotBegun, Forbidden, RequestError, RequestFaile
 from homeserve.server.answer_schemas import AnthropicError, Error
 from homeserve.server.bodies import encode
 from homeserve.server.keys import is_open
-from homeserve.server.route import EVENTS, JSON, Answer, Dialect, Route
+from homeserve.server.route import EVENTS, JSON, Answer, Dialect, Route, Stream
 
 VERSION = "3.1.0"
 _SCHEMAS = "#/components/schemas/"
@@ -153,8 +154,7 @@ def _responses(route: Route, described: dict[Any, Any]) -> dict[str, Any]:
         made[answer.status] = _answer(answer, described)
     if route.stream is not None:
         content = made[route.answers[0].status].setdefault("content", {})
-        events = {name: _any_of([described[kind] for kind in kinds]) for name, kinds in route.stream.events.items()}
-        content[EVENTS] = {"schema": {"type": "string", "description": route.stream.says}, "x-events": events}
+        content[EVENTS] = {"schema": _event(route.stream, described)}
     for status, codes in sorted(_codes(route).items()):
         _add_error(made, status, codes, described[_SHAPES[route.dialect]], route.dialect)
     return {str(status): made[status] for status in sorted(made)}
@@ -172,6 +172,24 @@ def _answer(answer: Answer, described: dict[Any, Any]) -> dict[str, Any]:
     for kind in answer.also:
         made["content"][kind] = {}
     return made
+
+
+def _event(stream: Stream, described: dict[Any, Any]) -> dict[str, Any]:
+    """The schema of one event."""
+    forms: list[dict[str, Any]] = []
+    for name, kinds in stream.events.items():
+        data = {
+            "type": "string",
+            "contentMediaType": JSON,
+            "contentSchema": _any_of([described[kind] for kind in kinds]),
+        }
+        if name:
+            properties = {"event": {"const": name}, "data": data}
+            forms.append({"title": name, "properties": properties, "required": ["event", "data"]})
+        else:
+            done = {"title": "the end", "properties": {"data": {"const": "[DONE]"}}, "required": ["data"]}
+            forms += [{"title": "an event", "properties": {"data": data}, "required": ["data"]}, done]
+    return {"type": "object", "description": stream.says, "anyOf": forms}
 
 
 def _add_error(

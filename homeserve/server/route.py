@@ -55,7 +55,7 @@ class Stream:
     says: str
     events: Mapping[str, tuple[Any, ...]]
     """Name of an event -> types of its data, one of which it has. Where an API gives events no names, the one name is
-    empty."""
+    empty, and its last event is `[DONE]`."""
 
 
 @dataclass(frozen=True)
