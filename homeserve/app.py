@@ -305,6 +305,7 @@ class App:
             transit_bytes=ranks.transit_bytes,
             image_dir=self._images,
             drafts=plan.drafts,
+            cache_dir=str(cache_dir(self.settings, self._environ)),
             drafts_test=self.settings.drafts_test,
         )
 

@@ -152,7 +152,7 @@ class Prompts:
 
 
 def _needs_history(sampling: Sampling) -> bool:
-    """Penalties and DRY look back at tokens that a prefix hit does not send."""
-    if sampling.dry is not None:
+    """Penalties, DRY and guides look back at tokens that a prefix hit does not send."""
+    if sampling.dry is not None or sampling.guide is not None:
         return True
     return sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0

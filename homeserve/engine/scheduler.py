@@ -414,6 +414,8 @@ class Scheduler:
         if sample.token < 0:  # a chunk that drew nothing
             if about_prompt and sequence.finish is None:
                 emits.append(Emit(sequence, prompt_logprobs=about_prompt))
+            if sample.failed:
+                self._fail(sequence, sample.failed, emits)
             return
         sequence.pending -= 1
         if sequence.finish is not None:
@@ -433,6 +435,14 @@ class Scheduler:
         elif sequence.state in RUNNING:
             self._tables.share(sequence)
             self._memory.attach_checkpoints(sequence)
+
+    def _fail(self, sequence: Sequence, why: str, emits: list[Emit]) -> None:
+        """No token could be drawn for it: it ends, and it alone."""
+        sequence.pending -= 1
+        if sequence.finish is None:
+            sequence.finish = FinishReason.ERROR
+            sequence.move(SequenceState.ENDING)
+            emits.append(Emit(sequence, finish=FinishReason.ERROR, error=why))
 
     def _fresh_prompt_logprobs(self, sequence: Sequence, sample: Sample) -> tuple[Logprobs, ...]:
         """Those that the reader lacks: a prompt computed a second time reports the same positions again."""

@@ -5,19 +5,28 @@ from __future__ import annotations
 from backends.base import PAGE_LEN
 from homeserve.engine.pages import pages_for
 from homeserve.engine.request import EngineLimits
-from homeserve.wire.records import Sampling
+from homeserve.wire.records import Guide, Sampling
 
 PROMPT_LOGPROB_ROWS = 32
 """Rows of a chunk whose every row needs logits: bounds the logits buffer."""
 
 MOST_RANKS = 16
 
+GRAMMAR_BYTES_MAX = 64 * 1024
+"""The largest grammar of a request (`Guide.grammar`)."""
+
 
 def new_lane_bytes(sampling: Sampling) -> int:
     """Upper bound of the encoded size of a `NewLane` without its history."""
     breakers = sampling.dry.breakers if sampling.dry is not None else ()
     texts = sum(5 + len(text.encode()) for text in breakers)
-    return 320 + 16 * len(sampling.logit_bias) + 6 * len(sampling.forbidden) + texts
+    return 320 + 16 * len(sampling.logit_bias) + 6 * len(sampling.forbidden) + texts + _guide_bytes(sampling.guide)
+
+
+def _guide_bytes(guide: Guide | None) -> int:
+    if guide is None:
+        return 0
+    return 64 + len(guide.grammar.encode()) + sum(map(len, (guide.ends, guide.thought_opens, guide.thought_closes)))
 
 
 def new_lanes_bytes_limit(limits: EngineLimits) -> int:
@@ -28,7 +37,7 @@ def new_lanes_bytes_limit(limits: EngineLimits) -> int:
 def plan_bytes_limit(limits: EngineLimits) -> int:
     """Upper bound of an encoded plan: newcomers (one may come above the bound), row records, tokens, page
     tables. Drafts add nothing: a round stays within the context."""
-    largest_newcomer = 4 * limits.context + 64 * 1024
+    largest_newcomer = 4 * limits.context + 64 * 1024 + GRAMMAR_BYTES_MAX
     row_records = 64 * limits.running
     pages = 4 * limits.running * (1 + pages_for(limits.context)) * len(limits.groups)
     ordinary = new_lanes_bytes_limit(limits) + largest_newcomer + row_records + 4 * limits.chunk + pages + 4096

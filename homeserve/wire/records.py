@@ -174,6 +174,8 @@ class LoadSpec(_Record, frozen=True):
     serves both layouts."""
     drafts: int = 0
     """The most drafts that a row may ask for (`LaneRows.drafts`); 0: the drafting block is not loaded."""
+    cache_dir: str = ""
+    """Where what is slow to build of a tokenizer is kept; empty: nowhere."""
     drafts_test: str = ""
     """For tests alone: `wrong` turns every draft into another token, `accept:N` counts the first N drafts of a row as
     drawn whatever was (what is answered is not the model's then)."""

@@ -1,4 +1,8 @@
-"""From the logits of a lane's rows to what is answered of them: a token, or those behind the drafts that came true."""
+"""From the logits of a lane's rows to what is answered of them: a token, or those behind the drafts that came true.
+
+A lane whose guide fails has no token: `Sample.failed` says why, and the engine ends that request alone. Rows of it may
+be on their way already and need an input; what they draw is nobody's. STAND_IN is that input, on every rank.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,12 @@ import numpy.typing as npt
 from homeserve.wire.faults import ForcedDrafts
 from homeserve.wire.records import Logprobs, Sample, Sampling
 from homeserve.worker.drawn import NO_TOKEN
+from homeserve.worker.guide import GuideFailed
 from homeserve.worker.lanes import Group, Lane, Lanes
 from homeserve.worker.sampling import draw, logprobs
 
 Logits = npt.NDArray[np.float32]
+STAND_IN = 0
 
 
 def answer_of(lanes: Lanes, group: Group, logits: Logits) -> Sample:
@@ -30,17 +36,22 @@ def answer_of(lanes: Lanes, group: Group, logits: Logits) -> Sample:
         lane.last_logits = None if rows.sample else logits[-1].copy()
     if not rows.sample:
         return Sample(group.lane, rows.request, position, NO_TOKEN, prompt_logprobs=prompt)
-    row, sampling = logits[-1], lane.sampling
-    token = draw(row, sampling, lane.past, position, position - lane.prompt_len)
-    lane.last_token = token
-    return Sample(group.lane, rows.request, position, token, _told(row, token, sampling), prompt)
+    sample = _drawn(lane, group, position, logits[-1], prompt=prompt)
+    lane.last_token = next_input(sample)
+    return sample
+
+
+def next_input(sample: Sample) -> int:
+    """The input of the row behind a sample; NO_TOKEN where none was to be drawn."""
+    return STAND_IN if sample.failed else sample.token
 
 
 def answers_of_drafts(lane: Lane, group: Group, logits: Logits, forced: ForcedDrafts) -> list[Sample]:
     """The answers of a group with drafts from its logits `[1 + drafts, vocab]`, one for each row that counts.
 
     Row j draws as if its input were the last one: with the past behind it, and the random number of its own position.
-    The next row counts if its input is what was drawn. The lane stays as it was. Raises NotANumber for a row that
+    The next row counts if its input is what was drawn. The lane stays as it was, but for its guide: that is told what
+    was drawn, which is what comes again. Raises NotANumber for a row that
     counts; what is behind the last one is not looked at.
     """
     found: list[Sample] = []
@@ -51,7 +62,7 @@ def answers_of_drafts(lane: Lane, group: Group, logits: Logits, forced: ForcedDr
                 lane.past.add(np.array([token]), group.rows.start + row >= lane.prompt_len)
             counted += 1
             found.append(_drawn_behind(lane, group, row, logits[row], forced))
-            if not _goes_on(group, row, found[-1].token, forced):
+            if found[-1].failed or not _goes_on(group, row, found[-1].token, forced):
                 break
     finally:
         if lane.past is not None:
@@ -61,11 +72,33 @@ def answers_of_drafts(lane: Lane, group: Group, logits: Logits, forced: ForcedDr
 
 
 def _drawn_behind(lane: Lane, group: Group, row: int, logits: Logits, forced: ForcedDrafts) -> Sample:
-    position = group.rows.start + row + 1
-    token = draw(logits, lane.sampling, lane.past, position, position - lane.prompt_len)
-    if forced.accept is not None and row < min(forced.accept, group.rows.drafts):
-        token = int(group.inputs[row + 1])
-    return Sample(group.lane, group.rows.request, position, token, _told(logits, token, lane.sampling))
+    counts_as_drawn = forced.accept is not None and row < min(forced.accept, group.rows.drafts)
+    instead = int(group.inputs[row + 1]) if counts_as_drawn else None
+    return _drawn(lane, group, group.rows.start + row + 1, logits, instead=instead)
+
+
+def _drawn(
+    lane: Lane,
+    group: Group,
+    position: int,
+    logits: Logits,
+    *,
+    prompt: tuple[Logprobs, ...] = (),
+    instead: int | None = None,
+) -> Sample:
+    """What takes `position`: the token that is drawn, or `instead` of it. Raises NotANumber."""
+    index, request = position - lane.prompt_len, group.rows.request
+    try:
+        allowed = logits if lane.guide is None else lane.guide.apply(index, logits)
+    except GuideFailed as error:
+        return Sample(group.lane, request, position, NO_TOKEN, prompt_logprobs=prompt, failed=str(error))
+    token = draw(allowed, lane.sampling, lane.past, position, index)
+    if instead is not None:
+        token = instead
+    if lane.guide is not None:
+        lane.guide.told(index, [token])
+        lane.guide.prepare()
+    return Sample(group.lane, request, position, token, _told(logits, token, lane.sampling), prompt)
 
 
 def _goes_on(group: Group, row: int, token: int, forced: ForcedDrafts) -> bool:

@@ -46,7 +46,7 @@ import numpy.typing as npt
 from backends.base import Program
 from homeserve.wire.faults import ForcedDrafts
 from homeserve.wire.records import LaneRows, Plan, Sample
-from homeserve.worker.answering import answer_of, answers_of_drafts
+from homeserve.worker.answering import answer_of, answers_of_drafts, next_input
 from homeserve.worker.drawn import NO_TOKEN, OUTCOME, Drawn, TokenReceiver, TokenSender, draft_label, request_bits
 from homeserve.worker.faults import FaultPoint
 from homeserve.worker.lanes import Group, Lanes
@@ -81,6 +81,8 @@ class Drafting:
         draft_us = (time.monotonic_ns() - began) // 1000
         self.faults.damaging("verify")
         batch, groups = self.lanes.batch(plan.rows, plan.epoch, plan.seq, drafted)
+        for group in groups:
+            self.lanes.foresee(group)
         logits = program.run(batch)
         program.copy_states([(rows.lane, rows.save) for rows in plan.rows if rows.save >= 0])
         for group in groups:
@@ -187,11 +189,11 @@ class Drafting:
 
 
 def _tokens_of(samples: Sequence[Sample]) -> dict[int, list[int]]:
-    """The tokens of each lane that drew any."""
+    """The tokens of each lane that drew any, and what stands in for one that could not be drawn."""
     tokens: dict[int, list[int]] = {}
     for sample in samples:
-        if sample.token != NO_TOKEN:
-            tokens.setdefault(sample.lane, []).append(sample.token)
+        if (token := next_input(sample)) != NO_TOKEN:
+            tokens.setdefault(sample.lane, []).append(token)
     return tokens
 
 

@@ -41,6 +41,7 @@ import numpy.typing as npt
 from backends.base import PAGE_LEN, Batch, Limits
 from homeserve.wire.records import LaneRows, NewLane, Plan, Sampling
 from homeserve.worker.drawn import Drawn, request_bits
+from homeserve.worker.guide import Guides, LaneGuide
 from homeserve.worker.past import Past, TokensWith, no_vocabulary, past_of
 from homeserve.worker.places import PagePlaces
 
@@ -71,6 +72,8 @@ class Lane:
     last_token: int = UNKNOWN
     last_logits: npt.NDArray[np.float32] | None = None
     """Behind the last row of a chunk that drew nothing, where the prompt's own log-probabilities are asked for."""
+    guide: LaneGuide | None = None
+    """What its answer has to look like; None: anything."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,8 @@ class Lanes:
     `places` says where the engine's pages lie (None: each at its own place in pools of `pool_pages`); `pool_pages` are
     the engine's pages of each KV group, `windows` the tokens that it keeps (0: all). Where another rank `draws`, tokens
     of a lane are AWAITED and nothing looks back here; a rank that looks up no rows (not `embeds`) never learns
-    them. `drafts` is the most that a row may ask for in the layout in force."""
+    them. `drafts` is the most that a row may ask for in the layout in force.
+    `guides` makes those of lanes; a rank that draws has them."""
 
     limits: Limits
     vocab: int
@@ -110,6 +114,7 @@ class Lanes:
     embeds: bool = True
     drafts: int = 0
     tokens_with: TokensWith = no_vocabulary
+    guides: Guides | None = None
     """Finds DRY's breakers."""
     tables: Ints = field(init=False)
     local: Ints = field(init=False)
@@ -149,7 +154,9 @@ class Lanes:
         for index in plan.drop:
             self.lanes[index] = None
         for entry in plan.new:
-            self.lanes[entry.lane] = self._lane(entry)
+            self.lanes[entry.lane] = lane = self._lane(entry)
+            if lane.guide is not None:
+                lane.guide.begin()
         for rows in plan.rows:
             if rows.pages:
                 lane = self[rows.lane]
@@ -202,6 +209,16 @@ class Lanes:
         slots = self._slots(lanes, positions)
         return Batch(tokens, positions, slots, lanes, self.local, every, self._states, epoch, seq, NO_HOLD, chain)
 
+    def foresee(self, group: Group) -> None:
+        """The group's rows are about to be computed: begin to make the mask that its first draw will need. Of a group
+        with drafts only the known token counts yet."""
+        guide = self[group.lane].guide
+        if guide is not None:
+            known = group.inputs[:1] if group.rows.drafts else group.inputs
+            guide.told(group.rows.start - self[group.lane].prompt_len, known.tolist())
+            if group.rows.sample:
+                guide.prepare()
+
     def advance(self, group: Group) -> None:
         """All rows of the group were computed and count: move the lane's length, and its past goes on."""
         lane = self[group.lane]
@@ -253,6 +270,9 @@ class Lanes:
         self._check_ids(entry.lane, _ints(entry.history))
         self._check_slot(entry.lane, entry.restore)
         sampling = entry.sampling
+        if sampling.guide is not None:
+            for ids in (sampling.guide.ends, sampling.guide.thought_opens, sampling.guide.thought_closes):
+                self._check_ids(entry.lane, _ints(ids))
         for token in (*sampling.forbidden, *(token for token, _ in sampling.logit_bias)):
             _require(0 <= token < self.vocab, entry.lane, f"token {token} is not in the vocabulary of {self.vocab}")
 
@@ -263,7 +283,8 @@ class Lanes:
             holder = "free" if lane is None else f"request {lane.request}'s"
             raise LaneRefused(f"lane {rows.lane} is {holder}, not request {rows.request}'s")
         if lane.length == UNKNOWN:
-            missing = lane.past is not None and lane.history_len != rows.start
+            looks_back = lane.past is not None or lane.guide is not None
+            missing = looks_back and lane.history_len != rows.start
             _require(not missing, rows.lane, f"{lane.history_len} tokens of history where {rows.start} are needed")
         else:
             _require(rows.start == lane.length, rows.lane, f"rows from {rows.start} do not go on at {lane.length}")
@@ -362,7 +383,17 @@ class Lanes:
         past = past_of(entry.sampling, self.vocab, self.tokens_with) if self.draws else None
         if past is not None:
             past.add(history, np.arange(len(history)) >= entry.prompt_len)
-        return Lane(entry.request, entry.prompt_len, entry.sampling, len(history), past)
+        guide = self._guide(entry, history)
+        return Lane(entry.request, entry.prompt_len, entry.sampling, len(history), past, guide=guide)
+
+    def _guide(self, entry: NewLane, history: Ints) -> LaneGuide | None:
+        asked = entry.sampling.guide
+        if asked is None or not self.draws:
+            return None
+        assert self.guides is not None, "a rank that draws has guides"
+        guide = self.guides.lane(asked)
+        guide.told(-entry.prompt_len, history.tolist())
+        return guide
 
     def _group(self, entry: LaneRows, first: int, logits_first: int, drafts: Sequence[int]) -> Group:
         if entry.tokens:

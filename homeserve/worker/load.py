@@ -49,10 +49,12 @@ from homeserve.worker.cards import told
 from homeserve.worker.faults import FaultPoint
 from homeserve.worker.flip import RankFlip
 from homeserve.worker.flipping import checked_geometry
+from homeserve.worker.guide import Guides
 from homeserve.worker.lanes import Lanes
 from homeserve.worker.places import PagePlaces, own_pages, shared_pages
 from homeserve.worker.side import InPlace, Side
 from homeserve.worker.transit import Transit
+from homeserve.worker.vocabulary import Source, Vocabulary
 
 if TYPE_CHECKING:
     from homeserve.checkpoint import Checkpoint
@@ -81,13 +83,15 @@ class Loaded:
     flip: RankFlip | None
     forced: ForcedDrafts = ForcedDrafts()
     """What a test makes of drafts."""
+    guides: Guides | None = None
+    """Of the rank that draws."""
     notes: deque[str] = field(default_factory=deque)
     """What is not as it was asked for, and was not told yet. Other threads add to it."""
 
     def close(self) -> None:
         """Give the device back: each of them, whatever becomes of the one before."""
         with ExitStack() as closing:
-            for held in (self.backend, self.collective, self.layouts, self.flip):
+            for held in (self.backend, self.collective, self.layouts, self.flip, self.guides):
                 if held is not None:
                     closing.callback(held.close)
 
@@ -185,11 +189,12 @@ class _Load:
                     f"rank {self._boot.rank} ran out of memory while loading: {error}",
                     fix="lower --kv-tokens or --context",
                 ) from error
+            source = Source(checkpoint.path, checkpoint.tokenizer, self._spec.cache_dir)
             checkpoint.drop_pages()
         finally:
             # Programs keep what they still read of the mapped files alive.
             checkpoint.close()
-        return self._loaded(backend, collective, layouts, parts, read)
+        return self._loaded(backend, collective, layouts, parts, read, Vocabulary(source, read.vocab))
 
     def _loaded(
         self,
@@ -198,10 +203,12 @@ class _Load:
         layouts: Layouts,
         parts: Sequence[Part],
         read: _Read,
+        vocabulary: Vocabulary,
     ) -> Loaded:
         first, slots = parts[0], self._group_slots(parts[0].bound)
         pages = tuple(own // PAGE_LEN for own in slots)
         side = first.side
+        guides = Guides(vocabulary) if side.draws else None
         lanes = Lanes(
             self._limits,
             read.vocab,
@@ -212,6 +219,8 @@ class _Load:
             draws=side.draws,
             embeds=side.embeds,
             drafts=side.drafts,
+            tokens_with=vocabulary.containing,
+            guides=guides,
         )
         known = backend.facts
         facts = RankFacts(
@@ -226,7 +235,9 @@ class _Load:
         )
         flip = self._flip(layouts, parts, read) if len(parts) > 1 else None
         sides = {part.side.name: part.side for part in parts}
-        return Loaded(backend, collective, layouts, sides, lanes, slots[0], facts, flip, self._forced, self._notes)
+        return Loaded(
+            backend, collective, layouts, sides, lanes, slots[0], facts, flip, self._forced, guides, self._notes
+        )
 
     # -------------------------------------------------------------------------------------------------------- read
 

@@ -27,7 +27,7 @@ from homeserve.wire.records import (
     RankFacts,
     Sample,
 )
-from homeserve.worker.answering import answer_of
+from homeserve.worker.answering import answer_of, next_input
 from homeserve.worker.drafting import Drafting
 from homeserve.worker.drawn import Drawn, TokenReceiver, TokenSender, request_bits
 from homeserve.worker.faults import FaultPoint
@@ -184,6 +184,8 @@ class Runner:
         if self._receiver is not None:
             self._receiver.before(plan.seq, [rows.lane for rows in plan.rows if not rows.tokens])
         batch, groups = lanes.batch(plan.rows, plan.epoch, plan.seq)
+        for group in groups:
+            lanes.foresee(group)
         logits = program.run(batch)
         program.copy_states([(rows.lane, rows.save) for rows in plan.rows if rows.save >= 0])
         for group in groups:
@@ -198,7 +200,8 @@ class Runner:
             if group.logit_count
         )
         if self._sender is not None:
-            drawn = [Drawn(each.lane, request_bits(each.request), each.token) for each in samples if each.token >= 0]
+            told = [(each, next_input(each)) for each in samples]
+            drawn = [Drawn(each.lane, request_bits(each.request), token) for each, token in told if token >= 0]
             self._sender.send(plan.epoch, plan.seq, drawn)
         return samples
 

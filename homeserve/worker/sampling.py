@@ -1,12 +1,14 @@
 """Drawing a token from one row of logits: NumPy, one row at a time, so that no row can depend on its neighbours.
 
-The steps, in this order; each sees what the one before left, and the filters see it renormalised:
+Before all steps a guide takes out what an answer must not have here (`homeserve.worker.guide`): a row comes with minus
+infinity in these places. The steps, in this order; each sees what the one before left, and the filters see it
+renormalised:
 
     repetition_penalty   tokens of prompt and output: positive logits divided by it, negative ones multiplied
     presence, frequency  tokens of the output: minus presence, minus frequency times their count
     dry                  tokens that would go on a repetition: minus what `homeserve.worker.past` says
     logit_bias           added
-    forbidden            cannot be drawn while fewer than `min_tokens` are out
+    forbidden            cannot be drawn while fewer than `min_tokens` are out, unless nothing else is left
     temperature          0: the largest logit, among equals the lowest id, and nothing below is looked at
     top_n_sigma          those within n standard deviations of the most likely one, of the model's own logits: what was
                          taken from a few tokens above makes it no wider
@@ -61,7 +63,8 @@ class NotANumber(Exception):
 
 
 def draw(logits: Floats, sampling: Sampling, past: Past | None, position: int, generated: int) -> int:
-    """The token that takes `position`, from logits float32 `[vocab]` (not changed).
+    """The token that takes `position`, from logits float32 `[vocab]` (not changed), in which a guide may have taken
+    out what is not allowed.
 
     `past` is what came before it, where `sampling` looks back; `generated` is the number of output tokens so far.
     Raises NotANumber.
@@ -111,7 +114,11 @@ def adjusted(logits: Floats, sampling: Sampling, past: Past | None, generated: i
     for token, bias in sampling.logit_bias:
         z[token] += bias
     if forbids:
-        z[list(sampling.forbidden)] = -math.inf
+        ids = list(sampling.forbidden)
+        before = z[ids]
+        z[ids] = -math.inf
+        if sampling.guide is not None and z.max() == -math.inf:
+            z[ids] = before
     return z
 
 

@@ -1,0 +1,390 @@
+"""What an answer may look like, on the rank that draws: a mask over each row of its logits.
+
+    Guides          of a rank: vocabulary, compiled grammars, threads
+      └ LaneGuide   of a lane: the tokens of its answer so far, and the mask that is on its way
+          └ Course  of an answer: where it stands behind these tokens
+
+**A mask is a function of the answer's tokens.** A `Course` begins at the first token of the output, takes one token
+after the other, and says what may come next. Nothing else goes into it: no clock, no plan, no layout. So it is made
+again from history and inputs after a restart, a preemption or a prefix hit, and says what it said before.
+
+              a token of thought_opens       the last of thought_closes
+    OPENING ──────────────▶ THOUGHT ─────────────────────────▶ ANSWER ─────────────────▶ ENDED
+       └───── any other token ──────────────────────────────────▲      an end, where the grammar is complete
+
+    OPENING   what opens a thought, or what the grammar begins with; both while the tokens could be either
+    THOUGHT   anything but what ends the answer; once the thought has its budget, what closes it
+    ANSWER    what the grammar allows, and `ends` where it is complete
+    ENDED     `ends` alone: rows that were sent out before the end was known draw here, and nobody reads them
+
+Without a grammar OPENING and ANSWER allow everything, and there is no ENDED.
+
+**Tokens are told by their place.** A token that is drawn is told at once, and comes again as the input of the next row:
+what is known already is passed over (`LaneGuide.told`). Drafts are not told before they are drawn, so nothing has to be
+taken back when they are rejected. Where a plan failed half-way and its rows come again, the course begins anew
+(`LaneGuide.mask`).
+
+**A mask is made beside the plan.** As soon as the input of a row is known (when it was drawn, or when a plan brings it)
+a thread takes it and makes the mask of the row (`prepare`), while this plan ends and the next one computes; llguidance
+lets other threads run meanwhile. Before the row is drawn its mask is waited for. Grammars are compiled, and the
+vocabulary's trie is built, in threads as well: a lane that needs them waits, and so do the lanes in the same plan.
+
+**Grammars are kept** by their text, compiled, and each answer gets a copy. Copies share what the lexer has found out
+(its automaton grows as texts come), which makes the second answer faster, and would make limits depend on what others
+asked. So a grammar is compiled anew after `COPIES_MAX` copies, and when it seems to be beyond its limits the answer so
+far is tried once more with a grammar of its own: what fails then fails by its own doing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from enum import Enum
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from homeserve.errors import HomeserveError
+from homeserve.wire.records import Guide, unpack_ints
+from homeserve.worker.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+T = TypeVar("T")
+Mask = npt.NDArray[np.float32]
+"""To be added to a row of logits `[vocab]`: 0 where a token is allowed, minus infinity elsewhere. NaN stays NaN."""
+
+REASON_CHARS_MAX = 200
+GRAMMARS_KEPT = 32
+COPIES_MAX = 256
+MASK_THREADS = 2
+
+STEP_ITEMS_MAX = 50_000
+"""Earley items of one mask or token, about 2.5 ms;"""
+STEP_FUEL_MAX = 200_000
+"""lexer work of one, about 15 ms;"""
+LEXER_STATES_MAX = 50_000
+"""states of a lexer, about 2 kB each."""
+
+_LOW_BIT_FIRST = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_BIASES = np.where(_LOW_BIT_FIRST, np.float32(0), np.float32(-np.inf)).astype(np.float32)
+"""float32 `[256, 8]`: the part of a mask that each byte of a bit mask stands for."""
+
+
+NO_TOKEN_FITS = "no token of this model's vocabulary goes on with what the grammar asks for"
+NO_END = "the grammar is complete, and no token ends the answer"
+
+
+class GuideFailed(Exception):
+    """An answer cannot go on under its guide. The message is for whoever asked."""
+
+
+class Phase(Enum):
+    OPENING = "opening"
+    THOUGHT = "thought"
+    ANSWER = "answer"
+    ENDED = "ended"
+
+
+class Course:
+    """One answer under its guide, behind the `consumed` tokens that it has taken. `matcher` gives a matcher at the
+    grammar's beginning, None where there is no grammar; `size` is the length of a mask.
+
+    Raises GuideFailed; a course that failed is of no more use.
+    """
+
+    def __init__(self, guide: Guide, size: int, matcher: Callable[[], LLMatcher] | None) -> None:
+        self.consumed = 0
+        self._size = size
+        self._opens, self._closes = list(unpack_ints(guide.thought_opens)), list(unpack_ints(guide.thought_closes))
+        self._ends = list(unpack_ints(guide.ends))
+        self._budget = guide.thought_budget
+        self._new_matcher = matcher
+        self._matcher = matcher() if matcher is not None else None
+        self._thought_len = 0
+        self._matched = 0
+        """Of the ids that open or close the thought: those that the last tokens were."""
+        self._phase = Phase.ANSWER
+        if self._closes and (guide.in_thought or self._opens):
+            self._phase = Phase.THOUGHT if guide.in_thought else Phase.OPENING
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    def take(self, token: int) -> None:
+        """The next token of the answer."""
+        self.consumed += 1
+        if self._phase is Phase.OPENING:
+            self._take_opening(token)
+        elif self._phase is Phase.THOUGHT:
+            self._take_thought(token)
+        elif self._phase is Phase.ANSWER and self._matcher is not None:
+            self._take_answer(self._matcher, token)
+
+    def mask(self) -> Mask | None:
+        """float32 `[size]`, over the next token; None where all are allowed."""
+        if self._phase is Phase.THOUGHT:
+            return self._thought_mask()
+        if self._phase is Phase.ENDED:
+            return self._only(self._ends)
+        opening = self._phase is Phase.OPENING
+        if self._matcher is None:  # no grammar, or one that does not begin like this
+            return self._only([self._opens[self._matched]]) if opening and self._new_matcher is not None else None
+        mask = self._grammar_mask(self._matcher, dead_end=opening)
+        if opening:
+            mask[self._opens[self._matched]] = 0
+        return mask
+
+    # -------------------------------------------------------------------------------------------------------- tokens
+
+    def _take_opening(self, token: int) -> None:
+        """What opens a thought goes before what the grammar begins with, where a text could be either."""
+        opens = token == self._opens[self._matched]
+        if not opens:
+            self._phase = Phase.ANSWER
+            if self._matcher is not None:
+                self._take_answer(self._matcher, token)
+            elif self._new_matcher is not None:
+                raise GuideFailed("the answer begins as a thought and goes on as none")
+            return
+        self._matched += 1
+        if self._matched == len(self._opens):
+            self._phase, self._matched = Phase.THOUGHT, 0
+            self._begin_grammar()
+        elif self._matcher is not None and self._matcher.try_consume_tokens([token]) == 0:
+            self._matcher = None
+
+    def _take_thought(self, token: int) -> None:
+        self._thought_len += 1
+        while self._matched and token != self._closes[self._matched]:
+            self._matched = _border(self._closes[: self._matched])
+        self._matched += token == self._closes[self._matched]
+        if self._matched == len(self._closes):
+            self._phase = Phase.ANSWER
+            self._begin_grammar()
+
+    def _begin_grammar(self) -> None:
+        self._matcher = self._new_matcher() if self._new_matcher is not None else None
+
+    def _take_answer(self, matcher: LLMatcher, token: int) -> None:
+        if token in self._ends and matcher.is_accepting():
+            self._phase = Phase.ENDED
+        elif not matcher.consume_token(token):
+            raise GuideFailed(_reason(matcher) or f"token {token} does not go on with what its grammar asks for")
+
+    # --------------------------------------------------------------------------------------------------------- masks
+
+    def _thought_mask(self) -> Mask | None:
+        if 0 <= self._budget <= self._thought_len:
+            return self._only([self._closes[self._matched]])
+        if self._new_matcher is None:
+            return None
+        mask = np.zeros(self._size, np.float32)
+        mask[[token for token in self._ends if token not in self._closes]] = -np.inf
+        return mask
+
+    def _grammar_mask(self, matcher: LLMatcher, *, dead_end: bool) -> Mask:
+        """`dead_end`: whether no token at all may be allowed."""
+        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        if matcher.is_error():
+            raise GuideFailed(_reason(matcher))
+        mask: Mask = _BIASES.take(bits, axis=0).reshape(-1)
+        complete = mask[self._size] == 0  # the bit of the vocabulary's own end
+        mask = mask[: self._size]
+        mask[self._ends] = 0 if complete else -np.inf
+        if not dead_end and not (mask == 0).any():
+            raise GuideFailed(NO_END if complete else NO_TOKEN_FITS)
+        return mask
+
+    def _only(self, tokens: list[int]) -> Mask:
+        mask = np.full(self._size, -np.inf, np.float32)
+        mask[tokens] = 0
+        return mask
+
+
+class LaneGuide:
+    """The guide of one lane. Used by the plan loop alone; threads touch nothing but its course, under its lock."""
+
+    def __init__(self, guide: Guide, guides: Guides) -> None:
+        self._guide = guide
+        self._guides = guides
+        self._tokens: list[int] = []
+        """Of the output, from its first one on."""
+        self._lock = threading.Lock()
+        self._course: Course | None = None
+        self._alone = False
+        """The grammar is compiled for this answer alone."""
+        self._failure = ""
+        self._pending: Future[Mask | None] | None = None
+        self._pending_for = -1
+
+    def begin(self) -> None:
+        """Let the grammar be compiled, if it is not known."""
+        if self._guide.grammar:
+            self._guides.grammars.begin(self._guide.grammar)
+
+    def told(self, first: int, tokens: Sequence[int]) -> None:
+        """Tokens of the sequence, the first of which is output token `first` (negative: of the prompt)."""
+        new = tokens[max(0, len(self._tokens) - first) :]
+        assert not len(new) or first <= len(self._tokens), f"{first} output tokens, and {len(self._tokens)} are known"
+        self._tokens.extend(map(int, new))
+
+    def prepare(self) -> None:
+        """Begin to make the mask of the row whose input was told last."""
+        index = len(self._tokens)
+        if self._pending is None or self._pending_for != index:
+            self._pending_for = index
+            self._pending = self._guides.submit(lambda: self._mask_at(index))
+
+    def mask(self, index: int) -> Mask | None:
+        """Over output token `index`, once it is made. Raises GuideFailed."""
+        if index < len(self._tokens):  # a plan failed behind the draw, and its rows come again
+            with self._lock:
+                del self._tokens[index:]
+                self._course = self._pending = None
+        assert index == len(self._tokens), f"the mask of output token {index}, and {len(self._tokens)} are known"
+        self.prepare()
+        assert self._pending is not None
+        return self._pending.result()
+
+    def apply(self, index: int, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """The row `[vocab]` that output token `index` is drawn from. Raises GuideFailed."""
+        mask = self.mask(index)
+        return logits if mask is None else logits + mask
+
+    def _mask_at(self, index: int) -> Mask | None:
+        with self._lock:
+            if not self._alone:
+                try:
+                    return self._followed(index)
+                except GuideFailed:
+                    self._alone, self._course = True, None
+                    self._guides.grammars.forget(self._guide.grammar)
+            try:
+                return self._followed(index)
+            except GuideFailed as error:
+                self._failure = self._failure or str(error)
+                raise
+
+    def _followed(self, index: int) -> Mask | None:
+        if self._failure:
+            raise GuideFailed(self._failure)
+        if self._course is None:
+            self._course = Course(self._guide, self._guides.size, self._matchers())
+        for token in self._tokens[self._course.consumed : index]:
+            self._course.take(token)
+        return self._course.mask() if self._course.consumed == index else None  # else nobody waits for it any more
+
+    def _matchers(self) -> Callable[[], LLMatcher] | None:
+        grammar = self._guide.grammar
+        if not grammar:
+            return None
+        grammars = self._guides.grammars
+        return grammars.compiled(grammar).deep_copy if self._alone else grammars.copier(grammar)
+
+
+class Grammars:
+    """Compiled grammars by their text, the last `GRAMMARS_KEPT`. For any thread."""
+
+    def __init__(self, vocabulary: Vocabulary, pool: ThreadPoolExecutor | None) -> None:
+        self._vocabulary = vocabulary
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._copies: dict[str, int] = {}
+
+    def begin(self, grammar: str) -> Future[LLMatcher]:
+        """The compiled grammar, perhaps on its way."""
+        with self._lock:
+            found = self._kept.get(grammar)
+            if found is None:
+                found = self._kept[grammar] = _submitted(self._pool, lambda: self.compiled(grammar))
+                self._copies[grammar] = 0
+                if len(self._kept) > GRAMMARS_KEPT:
+                    self._drop(next(iter(self._kept)))
+            self._kept.move_to_end(grammar)
+            return found
+
+    def copier(self, grammar: str) -> Callable[[], LLMatcher]:
+        """Makes copies of a grammar, once it is compiled. Raises GuideFailed."""
+        found = self.begin(grammar).result()
+        with self._lock:
+            if grammar in self._copies:
+                self._copies[grammar] += 1
+                if self._copies[grammar] >= COPIES_MAX:
+                    self._drop(grammar)
+        return found.deep_copy
+
+    def compiled(self, grammar: str) -> LLMatcher:
+        """A grammar, compiled now. Raises GuideFailed."""
+        from llguidance import LLMatcher, LLParserLimits
+
+        limits = LLParserLimits(
+            step_max_items=STEP_ITEMS_MAX,
+            step_lexer_fuel=STEP_FUEL_MAX,
+            max_lexer_states=LEXER_STATES_MAX,
+            verbose_errors=False,
+        )
+        try:
+            matcher = LLMatcher(self._vocabulary.trie, grammar, log_level=0, limits=limits)
+        except HomeserveError as error:
+            raise GuideFailed(error.message) from error
+        if matcher.is_error():
+            raise GuideFailed(_reason(matcher))
+        return matcher
+
+    def forget(self, grammar: str) -> None:
+        with self._lock:
+            self._drop(grammar)
+
+    def _drop(self, grammar: str) -> None:
+        self._kept.pop(grammar, None)
+        self._copies.pop(grammar, None)
+
+
+class Guides:
+    """Guides of one rank. `threads` 0: all is done by whoever asks, when it is asked for. To be closed."""
+
+    def __init__(self, vocabulary: Vocabulary, threads: int = MASK_THREADS) -> None:
+        self.size = vocabulary.size
+        self._masks = ThreadPoolExecutor(threads, "mask") if threads else None
+        self._compiling = ThreadPoolExecutor(1, "grammar") if threads else None
+        self.grammars = Grammars(vocabulary, self._compiling)
+
+    def lane(self, guide: Guide) -> LaneGuide:
+        return LaneGuide(guide, self)
+
+    def submit(self, make: Callable[[], Mask | None]) -> Future[Mask | None]:
+        return _submitted(self._masks, make)
+
+    def close(self) -> None:
+        """End the threads; what they are at is finished, what waits is not begun."""
+        for pool in (self._masks, self._compiling):
+            if pool is not None:
+                pool.shutdown(cancel_futures=True)
+
+
+def _submitted(pool: ThreadPoolExecutor | None, make: Callable[[], T]) -> Future[T]:
+    if pool is not None:
+        return pool.submit(make)
+    done: Future[T] = Future()
+    try:
+        done.set_result(make())
+    except GuideFailed as error:
+        done.set_exception(error)
+    return done
+
+
+def _border(ids: Sequence[int]) -> int:
+    """The length of the longest proper beginning of `ids` that is also their end."""
+    return next(n for n in range(len(ids) - 1, -1, -1) if ids[:n] == ids[len(ids) - n :])
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """llguidance's words, without traces of its own code."""
+    return matcher.get_error().partition("\n")[0][:REASON_CHARS_MAX]
