@@ -99,9 +99,7 @@ def _blocks(turn: Turn, where: str) -> Iterator[_Placed]:
         _check_block(block, turn.role, at)
         if isinstance(block, TextBlock):
             text = without_billing(block.text)
-            if text == block.text:
-                yield block, at
-            elif text:
+            if text:
                 yield TextBlock(text=text), at
         elif not isinstance(block, RedactedThinkingBlock):
             yield block, at
