@@ -38,7 +38,7 @@ Flags = npt.NDArray[np.bool_]
 TokensWith = Callable[[str], frozenset[int]]
 """The tokens whose text has a text in it."""
 
-PENALTY_MAX = 1e30
+PENALTY_MAX = 1e37
 """What DRY takes at most: a logit stays a number."""
 _FLOAT_MAX_LOG = 88.7228391
 """ln of the largest float32: `base` is raised to no higher a power than fits."""
