@@ -14,6 +14,10 @@ many of its rows count (`Program.accept`).
 
     draft ─▶ draft ─▶ draft ─▶ run(hold) ─▶ logits of each row ─▶ accept(lane, rows that count)
 
+Embeddings are made of the rows themselves. Behind the mark `HiddenStep` stands the output norm of all rows of a run,
+which `run` leaves out, because logits need that of few: a program that is never asked (`Program.hidden`) does nothing
+for it and holds no buffer more.
+
 Rules
 - Activations are float32 `[rows, width]`; `rows` is the plan's row count, `width` is fixed by the `Buffer`.
 - An op's result for a row depends on that row, its weights and its sequence's KV rows alone: never on the other rows of
@@ -47,6 +51,7 @@ from backends.ops import Experts as Experts
 from backends.ops import GatedActivation as GatedActivation
 from backends.ops import GatherPart as GatherPart
 from backends.ops import GatherRows as GatherRows
+from backends.ops import HiddenStep as HiddenStep
 from backends.ops import JoinHidden as JoinHidden
 from backends.ops import Linear as Linear
 from backends.ops import LinearPart as LinearPart
@@ -310,9 +315,15 @@ class Program(Protocol):
     """A bound op list with its weights and pools on the device."""
 
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
-        """Execute every op up to the mark `DraftStep`. Returns logits float32 `[len(logit_rows), vocab]`, valid until
-        the next call; `[0, vocab]` where this rank does not get them. The states of lanes that `batch.hold` names are
-        those of before, whatever happens here. Raises what its collective raises."""
+        """Execute every op up to the first mark. Returns logits float32 `[len(logit_rows), vocab]`, valid until the
+        next call; `[0, vocab]` where this rank does not get them. The states of lanes that `batch.hold` names are those
+        of before, whatever happens here. Raises what its collective raises."""
+        ...
+
+    def hidden(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """Of the last `run`, whose batch it was, every row behind the output norm: float32 `[rows, hidden]`, valid
+        until the next call; the logits of that run are not valid any more. No exchange. Raises ValueError on a rank
+        that does not have them, and where the last call that computed rows was not that run."""
         ...
 
     def draft(self, batch: Batch) -> npt.NDArray[np.float32]:

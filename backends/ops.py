@@ -323,6 +323,14 @@ class DraftStep:
 
 
 @dataclass(frozen=True)
+class HiddenStep:
+    """A mark, no work, the last one of a list: from what `Program.run` left of all its rows, the ops behind it make
+    `rows`, the states behind the output norm (`Program.hidden`). None behind it: `Program.run` has made them."""
+
+    rows: Buffer
+
+
+@dataclass(frozen=True)
 class Softcap:
     """src = cap * tanh(src / cap), in place"""
 
@@ -443,6 +451,7 @@ Op = (
     | DeltaNet
     | JoinHidden
     | DraftStep
+    | HiddenStep
     | Softcap
     | Scale
     | SelectRows
@@ -453,5 +462,5 @@ Op = (
     | SendRows
     | ReceiveRows
 )
-"""The buffer written by the last op of a list (before the mark `DraftStep`, and again behind it) holds the logits,
+"""The buffer written by the last op of a list (before its first mark, and again behind `DraftStep`) holds the logits,
 `[len(logit_rows), vocab]`; a list that ends with `SendRows`, or gathers logits for another rank, gives none."""

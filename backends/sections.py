@@ -1,15 +1,19 @@
-"""An op list in its sections: the steps of a plan, and behind the mark `DraftStep` those of one step of drafting.
+"""An op list in its sections: the steps of a plan, behind the mark `DraftStep` those of one step of drafting, and
+behind the mark `HiddenStep` what makes the rows of embeddings.
 
-    ops      … │ SelectRows │ … │ DraftStep │ …
-    scope    0 │          1 │   │ 0         │ …      0: all rows of the batch, 1: those whose logits are wanted
-    rows     limits.rows, then limits.logit_rows     limits.lanes: a step of drafting has one row of each lane
+    ops      … │ SelectRows │ … │ DraftStep │ …                  │ HiddenStep │ …
+    scope    0 │          1 │   │ 0         │                    │ 0          │
+    rows     limits.rows, then limits.logit_rows     limits.lanes              limits.rows
 
-A section is recorded and run by itself. Both use the same weights, pools and buffers.
+Scope 0 has all rows of the batch, 1 those whose logits are wanted; a step of drafting has one row of each lane. A
+section is recorded and run by itself, and one without ops is none. All use the same weights, pools and buffers; the
+last one reads what the plan's own section left of all rows, so nothing may run in between.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from backends.base import (
     AddGated,
@@ -21,6 +25,7 @@ from backends.base import (
     Experts,
     GatedActivation,
     GatherRows,
+    HiddenStep,
     JoinHidden,
     Limits,
     Linear,
@@ -41,31 +46,69 @@ ALL_ROWS = (EmbedRows, RopeStore, Attention, DeltaNet, JoinHidden)
 """Ops that know the rows of a batch by its positions, lanes or tokens."""
 
 
+MARKS = (DraftStep, HiddenStep)
+
+
+class HiddenRows(NamedTuple):
+    """Where the rows of embeddings are, and the section that makes them; None: those of a plan do."""
+
+    buffer: Buffer
+    section: int | None
+
+
 def sections_of(ops: Sequence[Op]) -> list[range]:
-    """Which ops are those of a plan, and which those of a step of drafting, where there are any. Raises ValueError
-    where a section is empty, or has an op that belongs into the other."""
-    marks = [at for at, op in enumerate(ops) if isinstance(op, DraftStep)]
+    """Which ops are those of a plan; behind it which are those of a step of drafting, and which make the rows of
+    embeddings, where there are any. Raises ValueError where a section is empty, or has an op that belongs into
+    another."""
+    marks = [at for at, op in enumerate(ops) if isinstance(op, MARKS)]
+    _check_marks([ops[at] for at in marks])
     ends = [*marks, len(ops)]
     starts = [0, *(at + 1 for at in marks)]
     found = [range(start, end) for start, end in zip(starts, ends, strict=True)]
+    if marks and not found[-1] and isinstance(ops[marks[-1]], HiddenStep):
+        found.pop()
     if not all(found):
         raise ValueError("a program, and a step of drafting, needs at least one op")
-    if len(found) > 2:
-        raise ValueError(f"{len(marks)} marks of a step of drafting: there is one at most")
+    drafting, hidden = draft_section(ops), hidden_rows(ops)
     for number, section in enumerate(found):
         for op in (ops[at] for at in section):
-            if isinstance(op, JoinHidden) and op.chained != bool(number):
+            if isinstance(op, JoinHidden) and op.chained != (number == drafting):
                 raise ValueError("JoinHidden is chained behind the mark of a step of drafting, and nowhere else")
-            if number and isinstance(op, DeltaNet | SelectRows):
+            if hidden is not None and number == hidden.section:
+                if not isinstance(op, Norm):
+                    raise ValueError(f"{type(op).__name__} cannot follow HiddenStep: only a Norm can")
+            elif number and isinstance(op, DeltaNet | SelectRows):
                 raise ValueError(f"{type(op).__name__} cannot be part of a step of drafting")
     return found
+
+
+def _check_marks(marks: Sequence[Op]) -> None:
+    drafts = sum(isinstance(mark, DraftStep) for mark in marks)
+    if drafts > 1:
+        raise ValueError(f"{drafts} marks of a step of drafting: there is one at most")
+    if any(isinstance(mark, HiddenStep) for mark in marks[:-1]):
+        raise ValueError("HiddenStep is the last mark of a list")
+
+
+def draft_section(ops: Sequence[Op]) -> int | None:
+    """The number of the section that is a step of drafting."""
+    return 1 if any(isinstance(op, DraftStep) for op in ops) else None
+
+
+def hidden_rows(ops: Sequence[Op]) -> HiddenRows | None:
+    """None on a rank that has no such rows."""
+    mark = next((op for op in ops if isinstance(op, HiddenStep)), None)
+    if mark is None:
+        return None
+    behind = 1 if draft_section(ops) is None else 2
+    return HiddenRows(mark.rows, None if ops[-1] is mark else behind)
 
 
 def scopes_of(ops: Sequence[Op]) -> Iterator[int]:
     """Of each op. Raises ValueError where one works on rows that are gone."""
     scope = 0
     for op in ops:
-        if isinstance(op, DraftStep):
+        if isinstance(op, MARKS):
             scope = 0
         elif isinstance(op, SelectRows):
             if scope:
@@ -80,7 +123,7 @@ def rows_of(ops: Sequence[Op], limits: Limits) -> tuple[tuple[int, int], ...]:
     """For each op the most rows by scope: of all, and of those whose logits are wanted."""
     drafting, found = False, []
     for op in ops:
-        drafting = drafting or isinstance(op, DraftStep)
+        drafting = isinstance(op, DraftStep) or (drafting and not isinstance(op, HiddenStep))
         found.append((limits.lanes, limits.lanes) if drafting else (limits.rows, limits.logit_rows))
     return tuple(found)
 
@@ -103,7 +146,7 @@ def left_by(op: Op, rank: int | None) -> Buffer | int:
             return src
         case AddGated(into=into):
             return into
-        case GatherRows() | ReceiveRows() | DraftStep():
+        case GatherRows() | ReceiveRows() | DraftStep() | HiddenStep():
             raise ValueError(f"a program cannot end with {type(op).__name__}")
         case _:
             return op.out
@@ -140,6 +183,8 @@ def buffers_of(op: Op, scope: int, rank: int | None) -> Iterator[tuple[Buffer, i
             yield out, 1
         case Zero(out=out):
             yield out, scope
+        case HiddenStep(rows=rows):
+            yield rows, 0
         case _:
             yield from ((buffer, scope) for buffer in exchanged_buffers(op, rank))
 

@@ -138,9 +138,11 @@ def workspace(program: Program) -> tuple[Growth, ...]:
 
 @lru_cache(maxsize=4096)
 def staging(program: Program) -> tuple[Growth, ...]:
-    """Pinned memory of the host that batches and logits pass through."""
+    """Pinned memory of the host that batches and logits pass through, and rows for embeddings in place of logits."""
     head, tables = _block(program)
-    return Growth(head + max(FLOAT_BYTES, program.logit_rows * padded(program.gives) * FLOAT_BYTES)), tables
+    rows = program.rows * padded(program.hidden) if program.gives else 0
+    passing = max(FLOAT_BYTES, program.logit_rows * padded(program.gives) * FLOAT_BYTES, rows * FLOAT_BYTES)
+    return Growth(head + passing), tables
 
 
 def kept(parts: Iterable[tuple[Part, int]], columns: int, rows: int) -> int:

@@ -4,6 +4,7 @@ CpuBackend(options)    chooses the ISA level, loads its library, starts the team
   .bind(ops, …)        plans memory, repacks the weights, records the steps
     CpuProgram.run     fills in the batch and calls hs_run, which releases the GIL
               .draft   the same with the steps behind the mark `DraftStep`
+              .hidden  the same with those behind the mark `HiddenStep`
               .accept  writes the states that the last run held
 """
 
@@ -56,7 +57,7 @@ from backends.host.memory import Mapping as MemoryMapping
 from backends.host.memory import SharedMapping
 from backends.host.team import Team
 from backends.needs import refuse_missing
-from backends.sections import left_by
+from backends.sections import draft_section, hidden_rows, left_by
 
 Ints = npt.NDArray[np.int32]
 
@@ -178,8 +179,9 @@ class CpuBackend:
 
 @dataclass(frozen=True)
 class Section:
-    """The steps of a plan, or those of a step of drafting: what is called, the label of each step that exchanges rows,
-    and what the last step writes: of all rows, or of those whose logits are wanted."""
+    """The steps of a plan, those of a step of drafting, or those that make the rows of embeddings: what is called, the
+    label of each step that exchanges rows, and what the last step writes: of all rows, or of those whose logits are
+    wanted."""
 
     record: abi.ProgramRecord
     labels: Mapping[int, str]
@@ -251,8 +253,14 @@ class CpuProgram:
         self._sections = [
             self._section(plan, ops, steps) for ops, steps in zip(plan.sections, recorder.sections, strict=True)
         ]
+        self._draft_section = draft_section(plan.ops)
+        self._hidden = hidden_rows(plan.ops)
+        self._hidden_rows = (
+            _rows_view(plan, self._hidden.buffer, plan.limits.rows) if self._hidden is not None else None
+        )
         self._held = HeldLanes()
         self._drafted = 0  # rows of the last step of drafting
+        self._ran = 0  # rows of the last run, while what it left is there
 
     def _section(self, plan: Plan, ops: range, recorded: Recorded) -> Section:
         steps = self._steps[recorded.first : recorded.first + recorded.count]
@@ -283,14 +291,14 @@ class CpuProgram:
         return mapping
 
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
-        """Execute every op up to the mark `DraftStep`. Returns logits float32 `[len(logit_rows), vocab]`, valid until
-        the next call.
+        """Execute every op up to the first mark. Returns logits float32 `[len(logit_rows), vocab]`, valid until the
+        next call.
 
         Raises ValueError for a batch that exceeds the limits or points outside vocabulary, tables, pool or store of
         held rows, and what its collective raises (backends.acts.ExchangeError).
         """
         self._held.forget()
-        self._drafted = 0
+        self._drafted = self._ran = 0
         hold = _int32(batch.hold)
         if len(hold) and len(hold) != batch.tables.shape[1]:
             raise ValueError(f"{len(hold)} places of held lanes for {batch.tables.shape[1]} lanes")
@@ -298,18 +306,31 @@ class CpuProgram:
         logits = self._call(self._sections[0], batch, _int32(batch.logit_rows), hold=hold if holds else None)
         if holds:
             self._held.note(hold, batch.states, batch.lanes, batch.positions)
+        self._ran = len(batch.tokens)
         return logits
+
+    def hidden(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """Every row of the last run, whose batch it was, behind the output norm: float32 `[rows, hidden]`, valid until
+        the next call. Raises ValueError on a rank that does not have them, and for another batch."""
+        if self._hidden is None or self._hidden_rows is None:
+            raise ValueError("this rank has no rows behind the output norm")
+        if not self._ran or len(batch.tokens) != self._ran:
+            raise ValueError("the batch is not that of the last run")
+        if self._hidden.section is not None:
+            self._ran = 0  # the residual has its last update now
+            self._call(self._sections[self._hidden.section], batch, np.zeros(0, np.int32))
+        return self._hidden_rows[: len(batch.tokens)]
 
     def draft(self, batch: Batch) -> npt.NDArray[np.float32]:
         """Execute the ops behind the mark: one row of each lane. Returns logits of all rows, and raises, as `run` does;
         ValueError too where there is no mark, or `batch.chain` names a row that the step before did not have."""
-        if len(self._sections) < 2:
+        if self._draft_section is None:
             raise ValueError("this program has no step of drafting")
         if len(batch.chain) != len(batch.tokens):
             raise ValueError(f"a chain of {len(batch.chain)} rows for a step of drafting of {len(batch.tokens)}")
-        before, self._drafted = self._drafted, 0
-        none = np.zeros(0, np.int32)
-        logits = self._call(self._sections[1], batch, none, chain=_int32(batch.chain), chain_rows=before)
+        before, self._drafted, self._ran = self._drafted, 0, 0
+        none, section = np.zeros(0, np.int32), self._sections[self._draft_section]
+        logits = self._call(section, batch, none, chain=_int32(batch.chain), chain_rows=before)
         self._drafted = len(batch.tokens)
         return logits
 
@@ -411,9 +432,14 @@ def _output_view(plan: Plan, section: range) -> npt.NDArray[np.float32]:
     left = left_by(plan.ops[section[-1]], plan.rank)
     if not isinstance(left, Buffer):
         return np.zeros((0, left), np.float32)
-    _, offset = plan.buffers[left.name]
-    rows, stride = plan.op_rows[section[-1]], padded(left.width)
-    return floats_at(plan.workspace.address(offset), rows * stride).reshape(rows, stride)[:, : left.width]
+    return _rows_view(plan, left, plan.op_rows[section[-1]])
+
+
+def _rows_view(plan: Plan, buffer: Buffer, rows: int) -> npt.NDArray[np.float32]:
+    """So many rows of a buffer, without the padding."""
+    _, offset = plan.buffers[buffer.name]
+    stride = padded(buffer.width)
+    return floats_at(plan.workspace.address(offset), rows * stride).reshape(rows, stride)[:, : buffer.width]
 
 
 def _int32(array: Ints) -> Ints:

@@ -4,7 +4,8 @@
 
 What is decided here, once, so that the native walk decides nothing:
 - *Buffers.* Equal names share memory; a row is padded to 16 floats, and padding stays zero.
-- *Sections.* What a plan runs, and behind the mark `DraftStep` one step of drafting (`backends.sections`).
+- *Sections.* What a plan runs, and behind the marks a step of drafting and what makes the rows of embeddings
+  (`backends.sections`).
 - *Scope.* After `SelectRows` an op works on the rows whose logits are wanted.
 - *Quantisation.* A `Linear` with packed weights needs its input as int16. The op before it quantises its own output
   while it is in cache, where it can (`Norm`, `GatedActivation`, `Attention`); otherwise a step of its own does.

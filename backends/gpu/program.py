@@ -2,6 +2,7 @@
 
     run(batch)     check ─▶ fill the block, upload ─▶ segments, with exchanges between them ─▶ logits come down ─▶ wait
     draft(batch)   the same with the ops behind the mark `DraftStep`
+    hidden(batch)  the ops behind the mark `HiddenStep` on what the last run left; the batch lies there already
     accept(kept)   launches that make held rows part of the states, recorded for each number of lanes
 
 Batches of one shape have the same launches. The first of a shape are launched one by one, as they are made: the card
@@ -34,6 +35,7 @@ from backends.gpu.steps.base import BatchShape, stride_of
 from backends.gpu.transport.base import Transport
 from backends.gpu.tuning import Tuned, Tuning
 from backends.gpu.weights import CardWeights, OfFile, fill
+from backends.sections import draft_section, hidden_rows
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
@@ -95,42 +97,60 @@ class GpuProgram:
         self._shapes = Shapes(device.facts.told)
         self._rules = [plan.rules(section) for section in range(len(plan.sections))]
         self._outputs = [plan.output(section) for section in range(len(plan.sections))]
-        self._logits = self._pinned(max(map(self._logit_bytes, range(len(self._outputs)))))
+        self._logits = self._pinned(max(*map(self._logit_bytes, range(len(self._outputs))), self._hidden_bytes()))
         self._store_turns(workspace)
         if not placed:
             self._fill(weights, progress)
         self._tune()
+        self._draft_section, self._hidden = draft_section(plan.ops), hidden_rows(plan.ops)
         self._held = held.HeldLanes()
         self._drafted = 0  # rows of the last step of drafting
+        self._ran = 0  # rows of the last run, while what it left is there
 
     # ---------------------------------------------------------------------------------------------------------- plans
 
     def run(self, batch: Batch) -> Floats:
-        """Execute every op up to the mark `DraftStep`. Returns logits float32 `[len(logit_rows), vocab]`, valid until
-        the next call.
+        """Execute every op up to the first mark. Returns logits float32 `[len(logit_rows), vocab]`, valid until the
+        next call.
 
         Raises ValueError for a batch that exceeds the limits or points outside vocabulary, tables, pool or store of
         held rows; what its transport raises (backends.acts.ExchangeError); and DeviceLost, DriverError.
         """
         self._held.forget()
-        self._drafted = 0
+        self._drafted = self._ran = 0
         batch = _whole(batch)
         holds = bool(len(batch.hold)) and bool((batch.hold != -1).any())
         logits = self._call(0, batch, batch.logit_rows)
         if holds:
             self._held.note(batch.hold, batch.states, batch.lanes, batch.positions)
+        self._ran = len(batch.tokens)
         return logits
+
+    def hidden(self, batch: Batch) -> Floats:
+        """Every row of the last run, whose batch it was, behind the output norm: float32 `[rows, hidden]`, valid until
+        the next call. Raises ValueError on a rank that does not have them, and for another batch; DeviceLost,
+        DriverError."""
+        hidden, rows = self._hidden, len(batch.tokens)
+        if hidden is None:
+            raise ValueError("this rank has no rows behind the output norm")
+        if not self._ran or rows != self._ran:
+            raise ValueError("the batch is not that of the last run")
+        shape = BatchShape(rows, 0, 0)
+        if hidden.section is not None:
+            self._ran = 0  # the residual has its last update now
+            self._execute(hidden.section, shape, pieces(self._plan, self._places, hidden.section, shape))
+        return self._fetched(Output(hidden.buffer, hidden.buffer.width, 0), shape)
 
     def draft(self, batch: Batch) -> Floats:
         """Execute the ops behind the mark: one row of each lane. Returns logits of all rows, and raises, as `run` does;
         ValueError too where there is no mark, or `batch.chain` names a row that the step before did not have."""
-        if len(self._rules) < 2:
+        if self._draft_section is None:
             raise ValueError("this program has no step of drafting")
         batch = _whole(batch)
         if len(batch.chain) != len(batch.tokens):
             raise ValueError(f"a chain of {len(batch.chain)} rows for a step of drafting of {len(batch.tokens)}")
-        before, self._drafted = self._drafted, 0
-        logits = self._call(1, batch, NO_INTS, chain_rows=before)
+        before, self._drafted, self._ran = self._drafted, 0, 0
+        logits = self._call(self._draft_section, batch, NO_INTS, chain_rows=before)
         self._drafted = len(batch.tokens)
         return logits
 
@@ -272,6 +292,10 @@ class GpuProgram:
     def _logit_bytes(self, section: int) -> int:
         output, rules = self._outputs[section], self._rules[section]
         return 4 * (rules.logit_rows if output.scope else rules.rows) * stride_of(output.width)
+
+    def _hidden_bytes(self) -> int:
+        found = hidden_rows(self._plan.ops)
+        return 0 if found is None else 4 * self._plan.limits.rows * stride_of(found.buffer.width)
 
     def _allocate(self, nbytes: int, line: str, arithmetic: str) -> int:
         """An address; 0 where nothing is wanted."""

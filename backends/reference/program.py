@@ -21,6 +21,7 @@ from backends.base import (
     Experts,
     GatedActivation,
     GatherRows,
+    HiddenStep,
     JoinHidden,
     KvPool,
     Limits,
@@ -65,6 +66,7 @@ from backends.reference.exchange import (
 from backends.reference.experts import DenseExperts, route, run_experts
 from backends.reference.held import Held, held_rows, join_chained, join_hidden, kept_elements, run_delta_net
 from backends.reference.pools import Pools, slots_here, slots_of
+from backends.sections import MARKS, hidden_rows
 
 Buffers = dict[str, Array]
 NOTHING: Mapping[str, Array] = {}
@@ -83,9 +85,18 @@ class ReferenceProgram:
         states: StatePool = NO_STATES,
         collective: Collective | None = None,
     ) -> None:
-        mark = next((at for at, op in enumerate(ops) if isinstance(op, DraftStep)), len(ops))
-        self.ops = tuple(ops[:mark])
-        self.draft_ops = tuple(ops[mark + 1 :])
+        marks = [at for at, op in enumerate(ops) if isinstance(op, MARKS)]
+        behind = {
+            type(ops[at]): tuple(ops[at + 1 : end]) for at, end in zip(marks, [*marks[1:], len(ops)], strict=False)
+        }
+        self.ops = tuple(ops[: marks[0] if marks else len(ops)])
+        self.draft_ops = behind.get(DraftStep, ())
+        self.hidden_ops = behind.get(HiddenStep, ())
+        self._hidden = hidden_rows(ops)
+        self._read_behind = [self._hidden.buffer.name] if self._hidden is not None else []
+        self._read_behind += [name for op in self.hidden_ops for name in _read_by(op)]
+        self._left: Buffers | None = None
+        """What the last run left for `hidden`; None: nothing that counts any more."""
         self.weights = weights
         self.limits = limits
         self.dtype = dtype
@@ -101,15 +112,27 @@ class ReferenceProgram:
         """The logits. `[0, 0]` on a rank that sends its rows on: its ops do not know the vocabulary."""
         return _logits(self.ops, self.run_from(batch, {}))
 
+    def hidden(self, batch: Batch) -> npt.NDArray[np.float32]:
+        if self._hidden is None:
+            raise ValueError("this rank has no rows behind the output norm")
+        left = self._left
+        if left is None or len(batch.tokens) != len(next(iter(left.values()))):
+            raise ValueError("the batch is not that of the last run")
+        self._run_ops(self.hidden_ops, batch, left, Held())
+        self._left = None
+        return left[self._hidden.buffer.name].astype(np.float32, copy=False)
+
     def run_from(self, batch: Batch, given: Mapping[str, Array]) -> Buffers:
         """Execute every op up to the mark, starting from the buffers `given` (a previous rank's residual). Gives all
         buffers."""
         self._check(batch)
-        self._step_before, self._drafted = {}, 0
+        self._step_before, self._drafted, self._left = {}, 0, None
         self._held, held = Held(), Held(held_rows(batch))
         buffers: Buffers = {name: np.array(values, dtype=self.dtype) for name, values in given.items()}
         self._run_ops(self.ops, batch, buffers, held)
         self._held = held
+        if self._hidden is not None:
+            self._left = {name: buffers[name] for name in self._read_behind if name in buffers}
         return buffers
 
     def draft(self, batch: Batch) -> npt.NDArray[np.float32]:
@@ -117,7 +140,7 @@ class ReferenceProgram:
         self._check(batch)
         self._check_chain(batch)
         buffers: Buffers = {}
-        step_before, self._step_before, self._drafted = self._step_before, {}, 0
+        step_before, self._step_before, self._drafted, self._left = self._step_before, {}, 0, None
         self._run_ops(self.draft_ops, batch, buffers, Held(), step_before)
         chained = {op.right.name for op in self.draft_ops if isinstance(op, JoinHidden) and op.chained}
         self._step_before, self._drafted = {name: buffers[name] for name in chained}, len(batch.tokens)
@@ -154,7 +177,8 @@ class ReferenceProgram:
 
     def memory_lines(self) -> Mapping[str, int]:
         rows = self.limits.rows * self.dtype.itemsize
-        widths = {buffer.name: buffer.width for op in (*self.ops, *self.draft_ops) for buffer in _written(op)}
+        every = (*self.ops, *self.draft_ops, *self.hidden_ops)
+        widths = {buffer.name: buffer.width for op in every for buffer in _written(op)}
         held_rows = self.limits.held_rows if self.draft_ops else 0
         kept = held_rows * kept_elements(self.ops) * self.dtype.itemsize
         return {
@@ -172,7 +196,7 @@ class ReferenceProgram:
     def close(self) -> None:
         """Let go of weights, pools and states. The program cannot run after."""
         self.weights = {}
-        self._held, self._step_before = Held(), {}
+        self._held, self._step_before, self._left = Held(), {}, None
         self.states = States(NO_STATES, self.dtype)
         self.pools = Pools(KvPool((), 0, self.pools.type), self.dtype)
 
@@ -338,12 +362,18 @@ def _logits(ops: Sequence[Op], buffers: Buffers) -> npt.NDArray[np.float32]:
     return buffers[written.name].astype(np.float32, copy=False)
 
 
+def _read_by(op: Op) -> list[str]:
+    """Names of the rows that an op behind `HiddenStep` reads."""
+    assert isinstance(op, Norm), "checked with the sections"
+    return [buffer.name for buffer in (op.src, op.add) if buffer is not None]
+
+
 def _written(op: Op) -> tuple[Buffer, ...]:
     """The buffers that an op writes, but for those that it only changes in place before attention."""
     match op:
         case Linear(parts=parts):
             return tuple(part.out for part in parts)
-        case RopeStore() | SendRows() | DraftStep():
+        case RopeStore() | SendRows() | DraftStep() | HiddenStep():
             return ()
         case GatherRows(parts=gathers):
             return tuple(gather.out for gather in gathers)

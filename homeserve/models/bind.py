@@ -19,6 +19,9 @@ A drafting block behind the trunk is bound where the caller asks for `drafts` (`
 are filled by the list of the last rank, and where that rank is alone, or every rank has a part of each layer, a second
 list behind the mark `DraftStep` is one step of drafting. Otherwise its tensors are known by name and left alone.
 
+The rank that samples has one more op behind the mark `HiddenStep`: the output norm of all rows, for embeddings. It runs
+where it is asked for and else costs nothing; a list that drafts has those rows anyway.
+
 In the tensor layout every rank has a part of every layer. The same functions build its list from a `TensorSource` that
 hands out this rank's part of each tensor (`dividing`), and the exchanges stand between the ops: one sum behind each
 stage, a gather and a merge in each attention, a sum behind the embedding, a gather behind the head (docs/LAYOUTS.md).
@@ -63,12 +66,12 @@ from homeserve.models.config import (
     ModelConfig,
     settle,
 )
-from homeserve.models.conform import check_layers, check_updates
+from homeserve.models.conform import check_hidden, check_layers, check_updates
 from homeserve.models.conform_drafts import block_of, check_fill, check_step
 from homeserve.models.conform_parts import Parts
 from homeserve.models.conform_sums import check_sums
 from homeserve.models.dividing import divided
-from homeserve.models.draft_ops import Drafting, checked_stages, lacks_block
+from homeserve.models.draft_ops import FINAL, Drafting, checked_stages, lacks_block
 from homeserve.models.family import Family
 from homeserve.models.op_list import OpList
 from homeserve.models.rope import resolve_rope
@@ -177,6 +180,7 @@ def _bind_part_of_each(
 def _check_updates(bound: Bound) -> None:
     names = [{buffer.name for buffer in buffers} for buffers in (bound.takes, bound.gives)]
     check_updates(bound.ops, owed="update" in names[0], handed_on="update" in names[1])
+    check_hidden(bound.ops, samples=bound.samples)
 
 
 def why_no_drafts(family: Family, config: ModelConfig, checkpoint_tensors: Mapping[str, TensorView]) -> str:
@@ -233,9 +237,17 @@ class _Build:
             self.list.add(SendRows(self.list.stream(), rank + 1, f"stream {rank}"))
         elif self.drafts:
             declared |= self.drafting()
+            if self.samples:
+                end_ops.hidden(self.list, None, Buffer(FINAL, self.config.hidden))
         else:
-            end_ops.head(self.list, self.config)
+            norm = end_ops.head(self.list, self.config)
+            if self.samples:
+                end_ops.hidden(self.list, norm)
         return declared
+
+    @property
+    def samples(self) -> bool:
+        return self.share is None or self.share.is_last
 
     def drafting(self) -> Mapping[int, tuple[Stage, ...]]:
         """The end of a list that drafts: the block is filled, and where the rank has all that it takes, the step."""
@@ -332,7 +344,7 @@ class _Build:
             self.windows,
             self.share,
             self._embedding_ranks(),
-            self.share is None or self.share.is_last,
+            self.samples,
             tuple(range(self._kv_before, self._kv_before + len(self.list.kv_layers))),
             tuple(self.list.state_parts),
             bool(self.fill_ops),

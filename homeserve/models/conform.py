@@ -1,6 +1,6 @@
 """The declaration held against what was built: the ops of a layer are read back into facts and compared.
 
-Two checks, both on the finished op list, both of *our* work (a damaged file was refused before): a builder that forgets
+Three checks, all on the finished op list, all of *our* work (a damaged file was refused before): a builder that forgets
 a window, takes a bias that was not declared or swaps a scale is found at load, by name, and not by wrong text.
 """
 
@@ -15,6 +15,7 @@ from backends.base import (
     EmbedRows,
     GatedActivation,
     GatherRows,
+    HiddenStep,
     Linear,
     MergeAttention,
     Norm,
@@ -92,6 +93,7 @@ def check_updates(ops: Sequence[Op], *, owed: bool, handed_on: bool) -> None:
 
     `owed`: an update arrives with the residual. Raises DeclarationMismatch with the index of the op that breaks it.
     """
+    ops = before_hidden(ops)
     _check_held(ops)
     written_here = False
     for index, op in enumerate(ops):
@@ -117,6 +119,39 @@ def check_updates(ops: Sequence[Op], *, owed: bool, handed_on: bool) -> None:
             owed = written_here = True
     if owed and not handed_on:
         raise DeclarationMismatch("the last update is owed at the end of the model")
+
+
+def check_hidden(ops: Sequence[Op], *, samples: bool) -> None:
+    """The rank that `samples` and no other has rows behind the output norm: the very norm of the head, of the residual
+    as the head had it, or the rows that the head selects from. Raises DeclarationMismatch."""
+    found = next((at for at, op in enumerate(ops) if isinstance(op, HiddenStep)), None)
+    if (found is not None) != samples:
+        raise DeclarationMismatch(f"a rank that {'samples' if samples else 'does not sample'} has mark {found} of rows")
+    if found is None:
+        return
+    mark, behind, before = ops[found], ops[found + 1 :], ops[:found]
+    at = next(at for at, op in enumerate(ops) if isinstance(op, SelectRows))
+    select, head = before[at], before[at + 1]
+    assert isinstance(mark, HiddenStep) and isinstance(select, SelectRows), "found by their kinds"
+    if not behind:
+        normed = any(isinstance(op, Norm) and op.src.name == "x" and op.out == select.src for op in before[:at])
+        if mark.rows != select.src or not normed or _overwritten(before[at:], mark.rows.name):
+            raise DeclarationMismatch(f"the rows {mark.rows.name} of embeddings are not those that the head reads")
+        return
+    said = Norm(select.src, head.weight, head.eps, mark.rows, select.add) if isinstance(head, Norm) else None
+    if list(behind) != [said]:
+        raise DeclarationMismatch(f"op {found + 1} is not the head's norm of all rows")
+    if changed := [name for name in ("x", "update") if _overwritten(before[at:], name)]:
+        raise DeclarationMismatch(f"{changed[0]} is written between the head and op {found + 1}, which reads it")
+
+
+def _overwritten(ops: Sequence[Op], name: str) -> bool:
+    return any(name in _written(op) or (isinstance(op, AddGated) and op.into.name == name) for op in ops)
+
+
+def before_hidden(ops: Sequence[Op]) -> Sequence[Op]:
+    """Without the mark `HiddenStep` and what is behind it."""
+    return ops[: next((at for at, op in enumerate(ops) if isinstance(op, HiddenStep)), len(ops))]
 
 
 def _check_held(ops: Sequence[Op]) -> None:

@@ -53,7 +53,7 @@ from backends.base import (
     Weight,
     Zero,
 )
-from homeserve.models.conform import DeclarationMismatch
+from homeserve.models.conform import DeclarationMismatch, before_hidden
 
 _SUMMED = ("x", "embedded", "update", "held")
 """Buffers that are complete before another stage writes them; a shared expert's share is added to one of them."""
@@ -85,8 +85,9 @@ class _Check:
         self.where = ""
 
     def run(self, ops: Sequence[Op]) -> None:
-        """A step of drafting begins with nothing but what the step before left whole."""
-        for index, op in enumerate(ops):
+        """A step of drafting begins with nothing but what the step before left whole. The rows of embeddings are what
+        the head reads (`check_hidden`)."""
+        for index, op in enumerate(before_hidden(ops)):
             self.where = f"op {index} ({type(op).__name__})"
             if isinstance(op, DraftStep):
                 self._end()

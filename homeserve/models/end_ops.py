@@ -1,4 +1,5 @@
-"""The ends of a model: rows of the embedding table at one, the head's logits at the other.
+"""The ends of a model: rows of the embedding table at one, the head's logits at the other, and beside these the states
+that embeddings are made of: all rows behind the output norm, where the head reads a few.
 
 In the tensor layout each rank has some rows of the vocabulary. A token's row is on one rank, the others give zeros, so
 the sum is the row itself, bit for bit. Of the logits every rank computes its own columns, and the last one, which
@@ -12,6 +13,7 @@ from backends.base import (
     EmbedRows,
     GatherPart,
     GatherRows,
+    HiddenStep,
     LinearPart,
     Norm,
     SelectRows,
@@ -40,12 +42,24 @@ def look_up(out: OpList, table: Weight, to: Buffer, scale: float, name: str, lab
     out.add(SumRows(to, label))
 
 
-def head(out: OpList, config: ModelConfig) -> None:
+def head(out: OpList, config: ModelConfig) -> Norm:
+    """Gives what the same norm of every row is."""
     selected, final = Buffer("selected", config.hidden), Buffer("final", config.hidden)
-    norm = out.source.take(OUTPUT_NORM, 1, config.hidden)
-    out.add(SelectRows(out.x, selected, out.settle_owed()))
+    norm, owed = out.source.take(OUTPUT_NORM, 1, config.hidden), out.settle_owed()
+    out.add(SelectRows(out.x, selected, owed))
     out.add(Norm(selected, norm, config.norm_eps, final))
     logits(out, config, final)
+    return Norm(out.x, norm, config.norm_eps, out.normed, owed)
+
+
+def hidden(out: OpList, norm: Norm | None, final: Buffer | None = None) -> None:
+    """What embeddings are made of, at the end of a list: `norm` of what the list has left, or `final` where the list
+    has it already. `normed` is free then: no buffer is held for it."""
+    if norm is not None:
+        out.add(HiddenStep(norm.out))
+        out.add(norm)
+    elif final is not None:
+        out.add(HiddenStep(final))
 
 
 def final_of_all(out: OpList, config: ModelConfig) -> Buffer:

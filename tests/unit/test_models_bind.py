@@ -13,7 +13,9 @@ from families_rig import bind_part, within
 from backends.base import (
     Attention,
     Batch,
+    Buffer,
     EmbedRows,
+    HiddenStep,
     Limits,
     Linear,
     Norm,
@@ -31,7 +33,7 @@ from homeserve.errors import InvalidModelFile
 from homeserve.models import registry
 from homeserve.models.bind import Bound, bind
 from homeserve.models.config import ModelConfig, settle
-from homeserve.models.conform import DeclarationMismatch, check_layers, check_updates
+from homeserve.models.conform import DeclarationMismatch, before_hidden, check_layers, check_updates
 from homeserve.models.rope import resolve_rope
 
 LLAMA = registry.family("llama")
@@ -120,8 +122,11 @@ def rows(count: int, groups: int = 1) -> Batch:
 def test_the_whole_model_is_one_list_from_embedding_to_head() -> None:
     bound = bind(LLAMA, CONFIG, tensors())
     assert isinstance(bound.ops[0], EmbedRows)
-    assert isinstance(bound.ops[-3], SelectRows) and isinstance(bound.ops[-1], Linear)
-    assert bound.ops[-1].parts[0].out.width == VOCAB
+    select, norm, head = before_hidden(bound.ops)[-3:]
+    assert isinstance(select, SelectRows) and isinstance(norm, Norm) and isinstance(head, Linear)
+    assert head.parts[0].out.width == VOCAB
+    every = replace(norm, src=select.src, add=select.add, out=Buffer("normed", HIDDEN))
+    assert bound.ops[-2:] == (HiddenStep(every.out), every), "and the same norm of all rows, for embeddings"
     assert len(bound.kv_layers) == LAYERS and not bound.takes and not bound.gives
     assert [op.layer for op in bound.ops if isinstance(op, Attention)] == [0, 1, 2]
     assert set(bound.weights) == set(tensors())
@@ -136,7 +141,7 @@ def test_q_k_and_v_share_their_input() -> None:
 def test_a_missing_head_reads_the_embedding_table() -> None:
     bound = bind(LLAMA, CONFIG, tensors(head=False))
     assert bound.config.tied_head
-    assert bound.ops[-1].parts[0].weight.name == "token_embd.weight"  # type: ignore[union-attr]
+    assert before_hidden(bound.ops)[-1].parts[0].weight.name == "token_embd.weight"  # type: ignore[union-attr]
     assert not bind(LLAMA, CONFIG, tensors()).config.tied_head
 
 
@@ -264,7 +269,7 @@ def test_two_ranks_give_the_whole_models_logits_bit_for_bit(cut: int) -> None:
 def layer_ops(bound: Bound) -> dict[int, list[Op]]:
     """The ops of each layer: from one attention norm to the next."""
     starts = [i for i, op in enumerate(bound.ops) if isinstance(op, Norm) and "attn_norm" in op.weight.name]
-    ends = [*starts[1:], len(bound.ops) - 3]
+    ends = [*starts[1:], len(before_hidden(bound.ops)) - 3]
     return {layer: list(bound.ops[a:b]) for layer, (a, b) in enumerate(zip(starts, ends, strict=True))}
 
 
@@ -321,7 +326,7 @@ def test_a_doubled_residual_add_changes_the_output_and_is_refused() -> None:
     """A sum taken twice must show, or no test of sums means anything; and the builder's check finds it first."""
     bound = bind(LLAMA, CONFIG, tensors())
     right = run(bound)["logits"]
-    for index, op in enumerate(bound.ops):
+    for index, op in enumerate(before_hidden(bound.ops)):
         if not isinstance(op, Norm) or op.add is None:
             continue
         doubled = (*bound.ops[: index + 1], op, *bound.ops[index + 1 :])
@@ -335,7 +340,7 @@ def test_a_doubled_residual_add_changes_the_output_and_is_refused() -> None:
 
 
 def test_an_update_that_nobody_adds_is_refused() -> None:
-    ops = bind(LLAMA, CONFIG, tensors()).ops
+    ops = before_hidden(bind(LLAMA, CONFIG, tensors()).ops)
     with pytest.raises(DeclarationMismatch, match="owed at the end"):
         check_updates(ops[:-3], owed=False, handed_on=False)
     check_updates(ops[:-3], owed=False, handed_on=True)

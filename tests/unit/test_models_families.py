@@ -30,6 +30,7 @@ from homeserve.errors import InvalidModelFile, UnsupportedModel
 from homeserve.models import registry, stages
 from homeserve.models.bind import Bound, bind
 from homeserve.models.config import TOKEN_INPUT, ModelConfig
+from homeserve.models.conform import before_hidden
 from homeserve.models.rope import resolve_rope
 from homeserve.models.shape import shape_of
 from homeserve.models.stages import LinearScaling, YarnScaling
@@ -122,7 +123,8 @@ def test_the_largest_model_scales_by_hidden_over_heads(arch: str, layers: int) -
 def test_soft_caps_have_the_family_defaults_and_reach_their_ops() -> None:
     bound = bind(*rig.made("gemma2", FOUR))
     assert {op.softcap for op in ops_of(bound, Attention)} == {50.0}
-    assert bound.ops[-1] == Softcap(bound.ops[-2].parts[0].out, 30.0)  # type: ignore[union-attr]
+    *_, head, cap = before_hidden(bound.ops)
+    assert cap == Softcap(head.parts[0].out, 30.0)  # type: ignore[union-attr]
     plain = config_of("gemma2", attn_logit_softcapping=0.0, final_logit_softcapping=0.0)
     bound = bind(registry.family("gemma2"), plain, rig.made("gemma2", FOUR)[2])
     assert not ops_of(bound, Softcap) and {op.softcap for op in ops_of(bound, Attention)} == {0.0}

@@ -30,7 +30,7 @@ from backends.base import (
 from homeserve.errors import UnsupportedModel
 from homeserve.models import attention_ops, stage_ops, stages
 from homeserve.models.bind import Bound, bind
-from homeserve.models.conform import DeclarationMismatch, check_layers, check_updates
+from homeserve.models.conform import DeclarationMismatch, before_hidden, check_layers, check_updates
 from homeserve.models.rope import resolve_rope
 from homeserve.models.stages import Stage
 
@@ -241,7 +241,8 @@ def test_ranks_give_the_whole_models_logits_and_a_doubled_sum_shows(arch: str) -
 def test_every_sum_taken_twice_or_not_at_all_shows_and_is_refused(arch: str) -> None:
     bound = bound_of(arch, "pair, tied")
     right = rig.run(bound)["logits"]
-    sums = [i for i, op in enumerate(bound.ops) if isinstance(op, AddGated) or getattr(op, "add", None) is not None]
+    listed = before_hidden(bound.ops)
+    sums = [i for i, op in enumerate(listed) if isinstance(op, AddGated) or getattr(op, "add", None) is not None]
     assert len(sums) >= 4
     for index in sums:
         op = bound.ops[index]
