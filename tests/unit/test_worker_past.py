@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_dry import plain_dry
 
 from homeserve.wire.records import Dry, Sampling
 from homeserve.worker import past
@@ -35,25 +36,6 @@ def taken(made: TokenOrder) -> dict[int, float]:
     ids, losses = made.penalties()
     assert ids.tolist() == sorted(set(ids.tolist()))
     return dict(zip(ids.tolist(), losses.tolist(), strict=True))
-
-
-def plain_dry(tokens: Sequence[int], dry: Dry) -> dict[int, float]:
-    """The rule, one place after the other: how far back from here do the tokens equal the last ones?"""
-    breaking = {token for text in dry.breakers for token in tokens_with(text)}
-    window = list(tokens) if dry.last_n < 0 else list(tokens)[len(tokens) - min(dry.last_n, len(tokens)) :]
-    if len(window) <= dry.allowed_len:
-        return {}
-    longest: dict[int, int] = {}
-    for place, following in enumerate(window[1:]):
-        length = 0
-        while length <= place and window[place - length] == window[-1 - length]:
-            if window[-1 - length] in breaking:
-                break
-            length += 1
-        if length >= dry.allowed_len and following not in breaking:
-            longest[following] = max(longest.get(following, 0), length)
-    losses = {token: dry.multiplier * dry.base ** (length - dry.allowed_len) for token, length in longest.items()}
-    return {token: min(loss, PENALTY_MAX) for token, loss in losses.items()}
 
 
 def test_a_token_that_would_go_on_a_repetition_loses_by_its_length() -> None:
@@ -133,8 +115,8 @@ def test_it_is_the_rule_however_the_history_came_and_went(dry: Dry, alphabet: in
         made.add(np.array(more, np.int32))
         history += more
         if chance.random() < 0.7:
-            assert taken(made) == pytest.approx(plain_dry(history, dry))
-    assert taken(made) == pytest.approx(plain_dry(history, dry))
+            assert taken(made) == pytest.approx(plain_dry(history, dry, tokens_with))
+    assert taken(made) == pytest.approx(plain_dry(history, dry, tokens_with))
 
 
 @pytest.mark.parametrize("period", [1, 2, 7])
@@ -165,7 +147,7 @@ def test_tokens_one_by_one_are_not_counted_from_nothing(monkeypatch: pytest.Monk
             made.add(np.array([token], np.int32))
             made.penalties()
         made.take_back(round_ % 4)
-        assert taken(made) == pytest.approx(plain_dry(made.tokens(), dry))
+        assert taken(made) == pytest.approx(plain_dry(made.tokens(), dry, tokens_with))
     assert counted == [5]
 
 

@@ -10,11 +10,12 @@ import numpy.typing as npt
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from plain_dry import plain_dry
 
-from homeserve.wire.records import Sampling
+from homeserve.wire.records import Dry, Sampling
 from homeserve.worker import filters
-from homeserve.worker.past import Past, TokenCounts, looks_back
-from homeserve.worker.sampling import LOGPROB_MIN, NotANumber, draw, logprobs, uniform
+from homeserve.worker.past import Past, TokenCounts, looks_back, no_vocabulary, past_of
+from homeserve.worker.sampling import _XTC, LOGPROB_MIN, NotANumber, adjusted, draw, logprobs, uniform
 
 F32 = npt.NDArray[np.float32]
 
@@ -31,11 +32,18 @@ def candidates(z: F32, sampling: Sampling, *, xtc: bool = False) -> tuple[Any, A
 # ------------------------------------------------------------------------------------------------ the slow sampler
 
 
-def slow_candidates(z: F32, s: Sampling) -> dict[int, float] | None:
+def slow_candidates(z: F32, s: Sampling, xtc: bool = False) -> dict[int, float] | None:
     """Token -> weight in float64 by whole sorts and Python sums; None where a cut falls on a rounding error."""
     scaled = z.astype(np.float64) / s.temperature
     weight = {i: math.exp(x - scaled.max()) for i, x in enumerate(scaled)}
     ids = sorted(weight, key=lambda i: (-z[i], i))
+    if s.top_n_sigma > 0.0:
+        mean = math.fsum(map(float, z)) / len(z)
+        sigma = math.sqrt(math.fsum((float(x) - mean) ** 2 for x in z) / len(z))
+        lowest = float(z.max()) - s.top_n_sigma * sigma
+        if any(abs(float(x) - lowest) < 1e-5 for x in z):
+            return None
+        ids = [i for i in ids if z[i] >= lowest]
     if 0 < s.top_k < len(ids):
         ids = ids[: s.top_k]
     if s.typical_p < 1.0:
@@ -60,6 +68,12 @@ def slow_candidates(z: F32, s: Sampling) -> dict[int, float] | None:
         if any(abs(weight[i] / best - s.min_p) < 1e-5 for i in ids):
             return None
         ids = [i for i in ids if weight[i] >= s.min_p * best]
+    if xtc:
+        total = math.fsum(weight[i] for i in ids)
+        if any(abs(weight[i] / total - s.xtc_threshold) < 1e-5 for i in ids):
+            return None
+        likely = [i for i in ids if weight[i] / total >= s.xtc_threshold]
+        ids = [i for i in ids if i not in likely[:-1]]
     return {i: weight[i] for i in ids}
 
 
@@ -82,24 +96,75 @@ _filters = st.builds(
     top_p=st.sampled_from([1.0, 1.0, 0.05, 0.5, 0.9, 0.99]),
     typical_p=st.sampled_from([1.0, 1.0, 0.2, 0.8]),
     min_p=st.sampled_from([0.0, 0.0, 0.05, 0.5]),
+    top_n_sigma=st.sampled_from([0.0, 0.0, 0.4, 1.0, 2.5]),
+    xtc_threshold=st.sampled_from([0.0, 0.02, 0.1, 0.3, 0.6]),
 )
 
 
 @settings(deadline=None, max_examples=40)
 @given(
-    st.integers(0, 10_000), st.sampled_from([1, 2, 30, 700]), st.sampled_from([0.01, 1.0, 8.0]), st.booleans(), _filters
+    st.integers(0, 10_000),
+    st.sampled_from([1, 2, 30, 700]),
+    st.sampled_from([0.01, 1.0, 8.0]),
+    st.booleans(),
+    _filters,
+    st.booleans(),
 )
 def test_candidates_and_weights_are_those_of_the_slow_sampler(
-    seed: int, vocab: int, scale: float, ties: bool, sampling: Sampling
+    seed: int, vocab: int, scale: float, ties: bool, sampling: Sampling, xtc: bool
 ) -> None:
     z = row(seed, vocab, scale, ties)
-    expected = slow_candidates(z, sampling)
+    expected = slow_candidates(z, sampling, xtc)
     assume(expected is not None)
     assert expected is not None
-    ids, weights = candidates(z, sampling)
+    ids, weights = candidates(z, sampling, xtc=xtc)
     found = range(vocab) if ids is None else ids.tolist()
     assert list(found) == sorted(expected)
     np.testing.assert_allclose(weights, [expected[i] for i in found], rtol=1e-4, atol=1e-30)
+
+
+@pytest.mark.parametrize(
+    ("shares", "sampling", "xtc", "expected"),
+    [
+        ([0.1, 0.2, 0.3, 0.4], Sampling(top_n_sigma=1.0), False, [0, 0, 0.428571, 0.571429]),
+        ([0.1, 0.2, 0.3, 0.4], Sampling(top_n_sigma=3.0), False, [0.1, 0.2, 0.3, 0.4]),
+        ([0.97, 0.01, 0.01, 0.01], Sampling(typical_p=0.5), False, [1, 0, 0, 0]),
+        ([0.4, 0.2, 0.2, 0.2], Sampling(typical_p=0.5), False, [0, 1 / 3, 1 / 3, 1 / 3]),
+        ([0.4, 0.3, 0.2, 0.1], Sampling(xtc_threshold=0.09), True, [0, 0, 0, 1]),
+        ([0.4, 0.3, 0.2, 0.1], Sampling(xtc_threshold=0.19), True, [0, 0, 2 / 3, 1 / 3]),
+        ([0.4, 0.3, 0.2, 0.1], Sampling(xtc_threshold=0.29), True, [0, 0.5, 1 / 3, 1 / 6]),
+        ([0.4, 0.3, 0.2, 0.1], Sampling(xtc_threshold=0.39), True, [0.4, 0.3, 0.2, 0.1]),
+        ([0.4, 0.3, 0.2, 0.1], Sampling(xtc_threshold=0.09), False, [0.4, 0.3, 0.2, 0.1]),
+    ],
+)
+def test_filters_are_llama_cpps(shares: list[float], sampling: Sampling, xtc: bool, expected: list[float]) -> None:
+    """The cases of its own test, with what they become."""
+    ids, weights = candidates(np.log(np.array(shares, np.float32)), sampling, xtc=xtc)
+    found = np.zeros(len(shares))
+    found[slice(None) if ids is None else ids] = weights / weights.sum()
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_of_equal_top_choices_the_one_with_the_highest_id_stays() -> None:
+    z = np.log(np.array([0.2, 0.3, 0.2, 0.2, 0.1], np.float32))
+    ids, _ = candidates(z, Sampling(xtc_threshold=0.15), xtc=True)
+    assert ids is not None and ids.tolist() == [3, 4]
+    ids, weights = candidates(z, Sampling(top_k=1, xtc_threshold=0.15), xtc=True)
+    assert ids is not None and ids.tolist() == [1] and len(weights) == 1, "one alone stays"
+
+
+def test_what_a_penalty_took_makes_the_sigma_no_wider() -> None:
+    """And what is forbidden has none."""
+    z = row(4, 1000, 1.0)
+    free, _ = candidates(z, Sampling(top_n_sigma=1.0))
+    punished = z.copy()
+    punished[free[3]] -= 1e9
+    ids, _ = filters.candidates(z, punished, float(punished.max()), Sampling(top_n_sigma=1.0))
+    assert ids is not None and ids.tolist() == [i for i in free.tolist() if i != free[3]]
+    masked = z.copy()
+    masked[np.setdiff1d(np.arange(1000), free)] = -np.inf
+    ids, _ = candidates(masked, Sampling(top_n_sigma=1.0))
+    assert ids is not None and 0 < len(ids) < len(free)
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.05, 1.0, 4.0])
@@ -143,6 +208,20 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
         np.testing.assert_allclose(drawn, expected, atol=0.035)
 
 
+def test_xtc_acts_as_often_as_it_was_asked_to() -> None:
+    z = np.log(np.array([0.5, 0.3, 0.2], np.float32))
+    for probability, expected in ((0.0, [0.5, 0.3, 0.2]), (1.0, [0.0, 0.6, 0.4]), (0.4, [0.3, 0.42, 0.28])):
+        sampling = Sampling(seed=11, xtc_probability=probability, xtc_threshold=0.25)
+        drawn = np.bincount([draw(z, sampling, None, position, 0) for position in range(900)], minlength=3) / 900
+        np.testing.assert_allclose(drawn, expected, atol=0.05)
+
+
+def test_at_temperature_0_nothing_below_it_is_looked_at() -> None:
+    z = np.array([1, 3, 2, 2.9], np.float32)
+    sampling = Sampling(temperature=0, xtc_probability=1.0, xtc_threshold=0.0, top_n_sigma=0.001, typical_p=0.1)
+    assert draw(z, sampling, None, 9, 0) == 1
+
+
 # ----------------------------------------------------------------------------------------------------------- seeds
 
 
@@ -155,6 +234,29 @@ def test_the_random_number_is_a_function_of_seed_and_position() -> None:
         0.15403342580516755,
         0.15403342580516755,
     ]
+
+
+_FLAT = (
+    Sampling(seed=5, xtc_probability=1.0, xtc_threshold=0.1),
+    Sampling(seed=5, xtc_probability=0.2, xtc_threshold=0.1),
+)
+
+
+def test_xtc_has_numbers_of_its_own() -> None:
+    """Pinned as well. Where XTC acts, the number that draws is as even as elsewhere."""
+    assert [uniform(0, 0, _XTC), uniform(0, 1, _XTC), uniform(7, 5, _XTC)] == [
+        0.4273067750166728,
+        0.19268762408772555,
+        0.5379236390937692,
+    ]
+    pairs = np.array([[uniform(seed, p), uniform(seed, p, _XTC)] for seed in range(60) for p in range(60)])
+    assert abs(np.corrcoef(pairs.T)[0, 1]) < 0.05
+    assert abs(pairs[:, 1].mean() - 0.5) < 0.015
+    acts = pairs[pairs[:, 1] < 0.2, 0]
+    assert abs(acts.mean() - 0.5) < 0.04 and acts.max() > 0.95
+    tokens = [draw(np.zeros(4, np.float32), sampling, None, p, 0) for sampling in _FLAT for p in range(400)]
+    assert set(tokens[:400]) == {3}, "of equal ones all but the last are left out"
+    np.testing.assert_allclose(np.bincount(tokens[400:]) / 400, [0.2, 0.2, 0.2, 0.4], atol=0.06)
 
 
 def test_random_numbers_are_even_and_independent() -> None:
@@ -230,6 +332,48 @@ def test_each_penalty_does_what_its_formula_says() -> None:
             z = np.full(6, -50, np.float32)
             z[token], z[5] = logit, rival
             assert draw(z, sampling, Past(counts) if looks_back(sampling) else None, 9, 4) == winner
+
+
+def plain_adjusted(z: F32, s: Sampling, tokens: list[int], prompt_len: int) -> list[float]:
+    """The steps before temperature, token by token. DRY without breakers."""
+    output = tokens[prompt_len:]
+    losses = plain_dry(tokens, s.dry) if s.dry is not None else {}
+    found = []
+    for token, logit in enumerate(map(float, z)):
+        if token in tokens:
+            logit = logit / s.repetition_penalty if logit > 0 else logit * s.repetition_penalty
+        if token in output:
+            logit -= s.presence_penalty + s.frequency_penalty * output.count(token)
+        logit -= losses.get(token, 0.0)
+        logit += dict(s.logit_bias).get(token, 0.0)
+        forbidden = token in s.forbidden and len(output) < s.min_tokens
+        found.append(-math.inf if forbidden else logit)
+    return found
+
+
+_steps = st.builds(
+    Sampling,
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.7]),
+    presence_penalty=st.sampled_from([0.0, 0.6, -0.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.4, -0.2]),
+    logit_bias=st.sampled_from([(), ((0, 1.5), (3, -100.0))]),
+    forbidden=st.sampled_from([(), (1, 2)]),
+    min_tokens=st.sampled_from([0, 5, 40]),
+    dry=st.none() | st.builds(Dry, st.just(0.8), allowed_len=st.sampled_from([1, 2]), last_n=st.sampled_from([-1, 12])),
+)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 10_000), _steps, st.sampled_from([2, 6, 30]))
+def test_all_steps_before_temperature_are_the_plain_formula(seed: int, sampling: Sampling, alphabet: int) -> None:
+    rng = np.random.default_rng(seed)
+    z, tokens, prompt_len = row(seed, 40, 4.0), rng.integers(0, alphabet, 30).tolist(), int(rng.integers(0, 31))
+    seen = past_of(sampling, 40, no_vocabulary)
+    assert (seen is not None) == looks_back(sampling)
+    if seen is not None:
+        seen.add(np.array(tokens, np.int32), np.arange(30) >= prompt_len)
+    found = adjusted(z, sampling, seen, 30 - prompt_len)
+    np.testing.assert_allclose(found, plain_adjusted(z, sampling, tokens, prompt_len), rtol=1e-5, atol=1e-5)
 
 
 def test_counts_do_not_depend_on_how_tokens_were_cut() -> None:
