@@ -15,14 +15,23 @@ from typing import Any
 import msgspec
 from aiohttp.typedefs import Handler
 
-from homeserve.errors import BodyTooLarge, Draining, InvalidField, Loading, QueueFull, RequestError, RequestFailed
+from homeserve.errors import (
+    BodyTooLarge,
+    Draining,
+    InvalidField,
+    Loading,
+    QueueFull,
+    RequestError,
+    RequestFailed,
+    SchemaUnsatisfiable,
+)
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
 
 READS_BODY: tuple[type[RequestError], ...] = (InvalidField, BodyTooLarge)
 NEEDS_MODEL: tuple[type[RequestError], ...] = (Loading,)
-GENERATES: tuple[type[RequestError], ...] = (QueueFull, Draining, Loading, RequestFailed)
+GENERATES: tuple[type[RequestError], ...] = (SchemaUnsatisfiable, QueueFull, Draining, Loading, RequestFailed)
 """Errors of routes that do so; those of the edge (401, 403, 405, 500) every route has."""
 
 

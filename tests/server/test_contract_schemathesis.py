@@ -1,0 +1,79 @@
+"""The server answers as its document says, whatever is sent to it: no 500, no hang, nothing that is not described.
+
+500 cases here, 5 000 in `slow`. The seed is the tier's (`HOMESERVE_TEST_SEED`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# The test folders are no package (pytest's importlib mode); what tests of the contract share lies here.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from contract_rig import GENERATING, GETS, POSTS, WORKING, Contract
+
+SLOW = os.environ.get("HOMESERVE_TEST_TIER") == "slow"
+CASES = 5000 if SLOW else 500
+KINDS = ("as told", "broken", "grafted")
+SHARE = math.ceil(CASES / (len(POSTS) * len(KINDS)))
+"""Cases of each kind for each route that takes a body; those of the others come on top."""
+pytestmark = pytest.mark.timeout(3000 if SLOW else 300)
+
+
+@pytest.fixture(scope="module")
+def contract(server: Any) -> Iterator[Contract]:
+    """At the end nothing has failed in it, died or been lost."""
+    yield (made := Contract(server.url))
+    made.session.close()
+    _, status = server.get("/v1/homeserve/status")
+    assert all(rank["restarts"] == 0 for rank in status["ranks"])
+    assert status["requests"]["failed"] == 0, server.err
+    assert "Traceback" not in server.err, server.err
+
+
+def test_the_document_is_openapi(contract: Contract) -> None:
+    contract.schema.validate()
+    assert contract.document["openapi"].startswith("3.1")
+
+
+def test_every_route_with_a_body_has_a_working_one() -> None:
+    assert set(POSTS) <= set(WORKING)
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_a_working_body_works(contract: Contract, path: str) -> None:
+    answer = contract.post(path, WORKING[path])
+    assert answer.status_code == (409 if path.endswith("/flip") else 200), answer.text
+
+
+@pytest.mark.parametrize("path", GENERATING)
+def test_a_stream_is_what_the_document_says(contract: Contract, path: str) -> None:
+    answer = contract.post(path, WORKING[path] | {"stream": True})
+    assert answer.status_code == 200 and answer.headers["content-type"][0].startswith("text/event-stream")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("path", POSTS)
+def test_bodies(contract: Contract, path: str, kind: str) -> None:
+    before = contract.told.copy()
+    sent = contract.run("POST", path, kind, SHARE)
+    told = {status: count for (of, status), count in (contract.told - before).items() if of == kind}
+    print(f"{path}, {kind}: {sent} cases, {told}")
+    assert sent >= SHARE
+    assert sum(told.values()) == sent
+    if kind == "broken":
+        assert max(told) < 500 and min(told) >= 400
+    if kind == "grafted" and path in GENERATING:
+        assert told.get(200, 0) >= SHARE // 5, "hardly any case reached the engine"
+
+
+@pytest.mark.parametrize("path", GETS)
+def test_questions(contract: Contract, path: str) -> None:
+    assert contract.run("GET", path, "as told", 5) >= 1
