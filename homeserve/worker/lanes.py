@@ -39,11 +39,12 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.base import PAGE_LEN, Batch, Limits
-from homeserve.wire.records import LaneRows, NewLane, Plan, Sampling
+from homeserve.wire.records import POOLINGS, LaneRows, NewLane, Plan, Sampling, needs_all_rows
 from homeserve.worker.drawn import Drawn, request_bits
 from homeserve.worker.guide import Guides, LaneGuide
 from homeserve.worker.past import Past, TokensWith, no_vocabulary, past_of
 from homeserve.worker.places import PagePlaces
+from homeserve.worker.pooled import Pooled
 
 Ints = npt.NDArray[np.int32]
 
@@ -74,6 +75,10 @@ class Lane:
     """Behind the last row of a chunk that drew nothing, where the prompt's own log-probabilities are asked for."""
     guide: LaneGuide | None = None
     """What its answer has to look like; None: anything."""
+    pooling: str = ""
+    """How its rows become an embedding; empty: tokens are drawn for it."""
+    pooled: Pooled | None = None
+    """What is known of that, on the rank that has the rows."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +91,13 @@ class Group:
     first: int
     logits_first: int
     logit_count: int
+    pools: bool = False
+    """Of a lane with pooling."""
 
     @property
     def draws(self) -> int:
         """The most tokens that are drawn behind its rows."""
-        return 1 + self.rows.drafts if self.rows.sample else 0
+        return 1 + self.rows.drafts if self.rows.sample and not self.pools else 0
 
 
 @dataclass
@@ -147,7 +154,7 @@ class Lanes:
             _require(rows.lane not in named, rows.lane, "is named twice in one plan")
             named.add(rows.lane)
             self._check_rows(rows, new.get(rows.lane), dropped=rows.lane in dropped)
-        self._check_sizes(plan.rows)
+        self._check_sizes(plan.rows, new)
 
     def apply(self, plan: Plan) -> None:
         """Drop and take lanes, and append pages. The plan was checked."""
@@ -155,6 +162,8 @@ class Lanes:
             self.lanes[index] = None
         for entry in plan.new:
             self.lanes[entry.lane] = lane = self._lane(entry)
+            if lane.past is not None:
+                lane.past.begin()
             if lane.guide is not None:
                 lane.guide.begin()
         for rows in plan.rows:
@@ -223,7 +232,7 @@ class Lanes:
         """All rows of the group were computed and count: move the lane's length, and its past goes on."""
         lane = self[group.lane]
         self._count(lane, group, len(group.inputs))
-        if group.rows.sample and not self.draws:
+        if group.draws and not self.draws:
             lane.last_token = AWAITED
 
     def settle(self, group: Group, tokens: Sequence[int]) -> None:
@@ -269,6 +278,8 @@ class Lanes:
             raise LaneRefused(f"lane {entry.lane} is request {holder.request}'s, {entry.request} cannot take it")
         self._check_ids(entry.lane, _ints(entry.history))
         self._check_slot(entry.lane, entry.restore)
+        pooling = entry.pooling
+        _require(pooling in ("", *POOLINGS), entry.lane, f"pooling {pooling!r} is none of {', '.join(POOLINGS)}")
         sampling = entry.sampling
         if sampling.guide is not None:
             for ids in (sampling.guide.ends, sampling.guide.thought_opens, sampling.guide.thought_closes):
@@ -290,6 +301,7 @@ class Lanes:
             _require(rows.start == lane.length, rows.lane, f"rows from {rows.start} do not go on at {lane.length}")
         self._check_slot(rows.lane, rows.save)
         self._check_drafts(rows)
+        self._check_pooling(rows, lane)
         tokens, pages = _ints(rows.tokens), self._pages(rows)
         if not len(tokens):
             _require(lane.last_token != UNKNOWN, rows.lane, "no token was drawn that could be its next input")
@@ -326,6 +338,17 @@ class Lanes:
         asks_nothing_else = rows.sample and rows.save == UNKNOWN and rows.prompt_logprobs < 0
         _require(asks_nothing_else, lane, "rows with drafts are for drawing tokens and for nothing else")
 
+    @staticmethod
+    def _check_pooling(rows: LaneRows, lane: Lane) -> None:
+        """A lane with pooling has rows of its prompt alone, from the first one on where all are needed."""
+        if not lane.pooling:
+            return
+        begins_late = lane.length == UNKNOWN and rows.start > 0 and needs_all_rows(lane.pooling)
+        _require(not begins_late, rows.lane, f"{lane.pooling} pooling needs the rows before {rows.start}")
+        _require(bool(rows.tokens), rows.lane, "nothing is drawn for a lane with pooling that could be its next input")
+        asks_nothing_else = not rows.drafts and rows.prompt_logprobs < 0
+        _require(asks_nothing_else, rows.lane, "a lane with pooling has neither drafts nor logits")
+
     def _check_pages(self, lane: int, group: int, pages: Ints) -> None:
         """Every page that rows will read or write lies in the group's pool."""
         if len(pages) and bool(((pages < 0) | (pages >= self.pool_pages[group])).any()):
@@ -351,9 +374,13 @@ class Lanes:
             bad = (tokens < 0) | (tokens >= self.vocab)
             _require(not bad.any(), lane, f"a token is outside the vocabulary of {self.vocab}")
 
-    def _check_sizes(self, rows: Sequence[LaneRows]) -> None:
+    def _check_sizes(self, rows: Sequence[LaneRows], new: Mapping[int, NewLane]) -> None:
         counts = [_row_count(entry) for entry in rows]
-        logits = sum(_logit_count(entry, count) for entry, count in zip(rows, counts, strict=True))
+        holders = [new.get(entry.lane) or self.lanes[entry.lane] for entry in rows]
+        logits = sum(
+            _logit_count(entry, count, pools=holder is not None and bool(holder.pooling))
+            for entry, count, holder in zip(rows, counts, holders, strict=True)
+        )
         held = sum(_row_count(entry) for entry in rows if entry.drafts)
         if sum(counts) > self.limits.rows:
             raise LaneRefused(f"a plan of {sum(counts)} rows is more than {self.limits.rows}")
@@ -384,7 +411,9 @@ class Lanes:
         if past is not None:
             past.add(history, np.arange(len(history)) >= entry.prompt_len)
         guide = self._guide(entry, history)
-        return Lane(entry.request, entry.prompt_len, entry.sampling, len(history), past, guide=guide)
+        pooled = Pooled(entry.pooling) if entry.pooling and self.draws else None
+        fixed = entry.request, entry.prompt_len, entry.sampling, len(history), past
+        return Lane(*fixed, guide=guide, pooling=entry.pooling, pooled=pooled)
 
     def _guide(self, entry: NewLane, history: Ints) -> LaneGuide | None:
         asked = entry.sampling.guide
@@ -404,15 +433,20 @@ class Lanes:
             last = self[entry.lane].last_token
             assert last != AWAITED or not self.embeds, f"lane {entry.lane}: its token was not taken"
             inputs = np.array([max(0, last)], np.int32)
-        return Group(entry.lane, entry, inputs, first, logits_first, _logit_count(entry, len(inputs)))
+        pools = bool(self[entry.lane].pooling)
+        logit_count = _logit_count(entry, len(inputs), pools=pools)
+        return Group(entry.lane, entry, inputs, first, logits_first, logit_count, pools)
 
 
 def _row_count(rows: LaneRows) -> int:
     return max(1, len(rows.tokens) // 4) + rows.drafts
 
 
-def _logit_count(rows: LaneRows, count: int) -> int:
-    """Rows of a group whose logits are needed: the last if it draws, all for the prompt's own and for drafts."""
+def _logit_count(rows: LaneRows, count: int, *, pools: bool) -> int:
+    """Rows of a group whose logits are needed: the last if it draws, all for the prompt's own and for drafts, none for
+    an embedding."""
+    if pools:
+        return 0
     return count if rows.prompt_logprobs >= 0 or rows.drafts else int(rows.sample)
 
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +54,11 @@ class Past:
 
     counts: TokenCounts | None = None
     order: TokenOrder | None = None
+
+    def begin(self) -> None:
+        """Let be found, beside what else goes on, what the first draw will need."""
+        if self.order is not None:
+            self.order.begin()
 
     def add(self, tokens: Tokens, generated: Flags | bool) -> None:
         """The sequence goes on with tokens, int32 `[n]`; `generated` tells which of them are output."""
@@ -123,10 +129,18 @@ class TokenOrder:
         self._dry = dry
         self._tokens_with = tokens_with
         self._breaking: frozenset[int] | None = None
+        self._finding: Future[frozenset[int]] | None = None
         self._tokens = np.zeros(_ROOM, np.int32)
         self._len = 0
         self._lengths: deque[tuple[int, Tokens]] = deque(maxlen=_KEPT)
         """(tokens so far, lengths at that end), rising."""
+
+    def begin(self) -> None:
+        """Look for the breakers in a thread: the first lane that asks has a vocabulary made. The first draw waits."""
+        if self._dry.breakers and self._finding is None and self._breaking is None:
+            pool = ThreadPoolExecutor(1, "breakers")
+            self._finding = pool.submit(self._found)
+            pool.shutdown(wait=False)
 
     def add(self, tokens: Tokens) -> None:
         end = self._len + len(tokens)
@@ -167,8 +181,11 @@ class TokenOrder:
 
     def _breakers(self) -> frozenset[int]:
         if self._breaking is None:
-            self._breaking = frozenset[int]().union(*map(self._tokens_with, self._dry.breakers))
+            self._breaking = self._found() if self._finding is None else self._finding.result()
         return self._breaking
+
+    def _found(self) -> frozenset[int]:
+        return frozenset[int]().union(*map(self._tokens_with, self._dry.breakers))
 
     def _now(self) -> Tokens:
         """`[window]`: entry k, how many tokens that end k before the last one are those that the history ends with; 0

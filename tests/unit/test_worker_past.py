@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -165,6 +166,28 @@ def test_breakers_are_looked_for_once() -> None:
         made.add(np.array([token], np.int32))
         made.penalties()
     assert asked == ["\n", ":"]
+
+
+def test_breakers_are_looked_for_beside_the_rows_and_the_first_draw_waits() -> None:
+    may, asked = threading.Event(), threading.Event()
+
+    def found(text: str) -> frozenset[int]:
+        asked.set()
+        assert may.wait(60) and threading.current_thread() is not threading.main_thread()
+        return tokens_with(text)
+
+    made = Past(order=TokenOrder(Dry(1.0, allowed_len=1, breakers=("\n",)), found))
+    made.begin()
+    assert asked.wait(60) and made.order is not None
+    made.add(np.array([A, LINE, A], np.int32), False)
+    may.set()
+    assert taken(made.order) == {}
+    made.begin()
+    failing = order(Dry(1.0, allowed_len=1, breakers=("\n",)), [A, B, A])
+    failing._tokens_with = no_vocabulary
+    failing.begin()
+    with pytest.raises(RuntimeError, match="no vocabulary"):
+        failing.penalties()
 
 
 def test_where_there_is_no_vocabulary_breakers_are_an_error_and_none_are_not() -> None:
