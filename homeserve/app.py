@@ -192,6 +192,7 @@ class App:
         self.context.fleet = fleet
         self.context.tokenizer = tokenizer
         self._start_templates(facts.checkpoint, tokenizer)
+        self._start_grammars(tokenizer)
         self.context.engine = self._engine
         self._memory.tell()
         facts.checkpoint.drop_pages()
@@ -359,6 +360,16 @@ class App:
         host.configure(templates, special_tokens(tokenizer))
         if templates:
             self._prewarmed = self._background(_prewarm(host, templates, special_tokens(tokenizer)))
+
+    def _start_grammars(self, tokenizer: Tokenizer) -> None:
+        """The helper comes up with the first grammar: many servers never see one."""
+        from homeserve.text.grammars import GrammarHost
+
+        host = GrammarHost()
+        self._stack.push_async_callback(host.stop)
+        self.context.grammars = host
+        special = {token: tokenizer.token_text(token) for token in tokenizer.special_ids}
+        host.configure(tokenizer.vocab_size, special)
 
     def _background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task beside the start, taken down with everything else."""

@@ -39,6 +39,8 @@ from budget.host import own_group
 from budget.host_lines import ACTS, ENGINE_PROCESS, MODEL_FILE, PLAN_LOG, TEMPLATE_PROCESS, WORKER_PROCESSES
 from budget.ledger import PIPELINE, Line
 
+GRAMMAR_PROCESS = "grammar process"
+"""A line beside the plan: most servers never start one."""
 SMAPS_BYTES_MAX = 64 << 20
 """A process of ours has some hundred mappings of less than a KiB of text each."""
 ACTS_FILE = "/memfd:homeserve-acts"
@@ -82,6 +84,8 @@ class Members:
     """Real paths."""
     template_due: bool = False
     """There will be a template process, and it has not started yet."""
+    grammar: int | None = None
+    """The process that checks grammars: there is none before the first."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ def measure(members: Members, root: str | Path = "/") -> Measurement:
     if sys.platform != "linux" and str(root) == "/":
         return _nothing(members)
     pids = (members.engine, *(worker.pid for worker in members.workers))
-    pids += () if members.template is None else (members.template,)
+    pids += tuple(pid for pid in (members.template, members.grammar) if pid is not None)
     areas = {pid: _areas(pid, root) for pid in pids}
     lines = [*_told_lines(members), *_region_lines(members, areas), *_process_lines(members, areas)]
     log_bytes = _allocated(members.segments)
@@ -274,7 +278,9 @@ def _process_lines(members: Members, areas: Mapping[int, tuple[Area, ...] | None
         template = Measured(members.host, TEMPLATE_PROCESS, 0, "there is none")
     else:
         template = _process(TEMPLATE_PROCESS, members, [(members.template, ())], areas)
-    return [engine, worker, template]
+    if members.grammar is None:
+        return [engine, worker, template]
+    return [engine, worker, template, _process(GRAMMAR_PROCESS, members, [(members.grammar, ())], areas)]
 
 
 def _process(
@@ -328,7 +334,7 @@ def _group(members: Members, root: str | Path) -> tuple[int | None, str]:
     group = own_group(root)
     if group is None:
         return None, "there is no control group that counts memory"
-    ours = {members.engine, members.template, *(worker.pid for worker in members.workers)}
+    ours = {members.engine, members.template, members.grammar, *(worker.pid for worker in members.workers)}
     strangers = len(group.pids - ours)
     if strangers:
         return None, f"{group.folder} counts {strangers} other processes as well"

@@ -109,7 +109,7 @@ class MemoryWatch:
     def _members(self) -> Members:
         from homeserve.wire import segments
 
-        fleet, templates = self._context.fleet, self._context.templates
+        fleet, templates, grammars = self._context.fleet, self._context.templates, self._context.grammars
         assert fleet is not None, "what is loaded is measured"
         ranks = self._context.ranks
         several = ranks is not None and ranks.ranks > 1
@@ -140,6 +140,7 @@ class MemoryWatch:
             tuple(Path(folder, name) for name in fleet.shared_memory_names()),
             self._files,
             templates is not None and templates.due,
+            grammars.pid if grammars is not None else None,
         )
 
     def _phase(self) -> str:

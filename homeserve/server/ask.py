@@ -91,11 +91,12 @@ def make_ask(
     *,
     bounds: Bounds,
     request_id: str,
+    guide: Guide | None = None,
 ) -> Ask:
     """For the two routes whose fields say it all. Raises InvalidField, ContextOverflow."""
     echo = isinstance(fields, CompletionRequest) and bool(fields.echo)
     where = "messages" if isinstance(fields, ChatRequest) else "prompt"
-    terms = Terms(_wanted_tokens(fields), _logprobs(fields), echo, where=where)
+    terms = Terms(_wanted_tokens(fields), _logprobs(fields), echo, guide, where=where)
     return ask_for(fields, terms, prompts, tokenizer, bounds=bounds, request_id=request_id)
 
 
@@ -195,14 +196,15 @@ def _sampling(
     """How to draw, and the tokens that end the sequence. Ids in `fields` were checked.
 
     Under `ignore_eos` none of the model's own end tokens can be drawn (`forbidden` for as long as the sequence lasts),
-    so that exactly `max_tokens` come out, unless one of the client's `stop_token_ids` ends it before. End tokens beyond
-    the model's vocabulary cannot be drawn anyway. A `top_p` of 0 keeps the most likely token alone, which is what
-    `top_k` 1 says.
+    so that exactly `max_tokens` come out, unless one of the client's `stop_token_ids` ends it before, or a grammar is
+    complete and lets nothing else be drawn. End tokens beyond the model's vocabulary cannot be drawn anyway. A `top_p`
+    of 0 keeps the most likely token alone, which is what `top_k` 1 says.
     """
     client_ends = frozenset(fields.stop_token_ids or ())
     end_tokens = frozenset(token for token in model_ends if token < vocab) | client_ends
     if fields.ignore_eos:
-        forbidden, end_tokens, min_tokens = end_tokens - client_ends, client_ends, max_tokens
+        forbidden, min_tokens = end_tokens - client_ends, max_tokens
+        end_tokens = end_tokens if terms.guide is not None else client_ends
     else:
         forbidden, min_tokens = end_tokens, min(fields.min_tokens or 0, max_tokens)
     top_p = 1.0 if fields.top_p is None else fields.top_p

@@ -72,11 +72,12 @@ class ConstraintKind(Enum):
 @dataclass(frozen=True)
 class Constraint:
     """What the answer's text has to be. `value` is the schema, the pattern, the list of texts or the grammar; `where`
-    the field that it came from."""
+    the field that it came from. `strict`: a keyword of the schema that cannot be enforced is refused, else ignored."""
 
     kind: ConstraintKind
     value: Any = None
     where: str = "response_format"
+    strict: bool = False
 
 
 @dataclass(frozen=True)

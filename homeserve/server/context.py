@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from homeserve.measure import MeasuredBudget
     from homeserve.settings import Settings
     from homeserve.text.dialects import Dialect
+    from homeserve.text.grammars import GrammarHost
     from homeserve.text.templates import TemplateHost
     from homeserve.text.tokenizer import Tokenizer
 
@@ -68,6 +69,7 @@ class ServerContext:
     engine: Engine | None = None
     tokenizer: Tokenizer | None = None
     templates: TemplateHost | None = None
+    grammars: GrammarHost | None = None
     dialect: Dialect | None = None
     model: ModelInfo | None = None
     fleet: Fleet | None = None

@@ -7,7 +7,7 @@ are refused by name (`refused`), never dropped: a client that asked for JSON mus
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -36,6 +36,10 @@ _Stops = Annotated[list[_Stop], Meta(max_length=STOPS_LIMIT)]
 _Bias = Annotated[float, Meta(ge=-100, le=100)]
 _Breakers = Annotated[list[Annotated[str, Meta(max_length=64)]], Meta(max_length=BREAKERS_LIMIT)]
 _Objects = list[dict[str, Any]]
+_Schema = dict[str, Any] | bool | str
+"""A JSON schema, or the text of one."""
+_Budget = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+"""Tokens; -1: no bound."""
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -71,13 +75,17 @@ class Common(msgspec.Struct, kw_only=True):
     """Accepted for bench tools; whether prompts are cached is the server's setting."""
     user: str | None = None
     response_format: dict[str, Any] | None = None
-    grammar: Any = None
-    json_schema: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
+    """This and the ten that follow say what the answer has to be (`homeserve.server.constraints`)."""
+    json_schema: _Schema | None = None
+    grammar: str | None = None
+    ebnf: str | None = None
+    regex: str | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: _Schema | None = None
+    guided_json_object: bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     dry_multiplier: Annotated[float, Meta(le=1000)] | None = None
     """Off at 0 and below, as `xtc_probability` and `top_n_sigma` are."""
     dry_base: Annotated[float, Meta(ge=0, le=1000)] | None = None
@@ -140,7 +148,11 @@ class ChatRequest(Common, kw_only=True):
     function_call: str | dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_budget: _Budget | None = None
+    """The most tokens of a thought. The same under other names:"""
+    thinking_budget: _Budget | None = None
+    thinking_token_budget: _Budget | None = None
     modalities: list[str] | None = None
 
 
@@ -169,9 +181,6 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
-_CONSTRAINTS = ("grammar", "json_schema", "structured_outputs") + tuple(
-    f"guided_{what}" for what in ("json", "regex", "choice", "grammar")
-)
 _OFF_AT_MOST_0 = ("mirostat", "mirostat_mode", "dynatemp_range", "smoothing_factor", "top_a")
 """Samplers that this version lacks. Clients send them with every request; up to 0 they do nothing."""
 _OFF_FROM_1 = ("tfs", "tfs_z")
@@ -181,12 +190,6 @@ _LATER = "is not supported by this version"
 
 def refuse_unsupported(fields: Common) -> None:
     """Raises InvalidField for what is understood, would change the answer, and cannot be honoured yet."""
-    for name in _CONSTRAINTS:
-        if getattr(fields, name) is not None:
-            raise InvalidField(name, f"constrained output {_LATER}")
-    wanted = fields.response_format
-    if wanted is not None and wanted.get("type") != "text":
-        raise InvalidField("response_format", f"type {wanted.get('type')!r} {_LATER}; use 'text' or leave it out")
     if isinstance(fields, ChatRequest):
         _refuse_chat(fields)
     _refuse_samplers(fields)

@@ -16,6 +16,7 @@ from homeserve.text.dialects import NO_DIALECT, Dialect
 
 if TYPE_CHECKING:
     from homeserve.engine.engine import Engine
+    from homeserve.text.grammars import GrammarHost
     from homeserve.text.templates import TemplateHost
     from homeserve.text.tokenizer import Tokenizer
 
@@ -28,6 +29,7 @@ class Served:
     engine: Engine
     tokenizer: Tokenizer
     templates: TemplateHost
+    grammars: GrammarHost
     dialect: Dialect
     """How the model writes thoughts and calls."""
 
@@ -53,9 +55,10 @@ class Parts:
         model, engine, tokenizer, templates = context.model, context.engine, context.tokenizer, context.templates
         if context.state() == State.LOADING.value or model is None or engine is None:
             raise Loading()
-        if tokenizer is None or templates is None:
+        grammars = context.grammars
+        if tokenizer is None or templates is None or grammars is None:
             raise Loading()
-        return Served(model, engine, tokenizer, templates, context.dialect or NO_DIALECT)
+        return Served(model, engine, tokenizer, templates, grammars, context.dialect or NO_DIALECT)
 
     def taking_requests(self) -> Served:
         """The loaded model, if new work is taken. Raises Loading, Draining."""

@@ -25,12 +25,6 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
-_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
-
-
-def is_gbnf(grammar: str) -> bool:
-    """Whether a grammar is GBNF, by how its rules are written; else it is Lark."""
-    return _RULE.search(grammar) is not None
 
 
 def lark_of_gbnf(grammar: str) -> str:

@@ -42,6 +42,7 @@ ERROR_CHARS_MAX = 400
 _NOTHING_FITS = "nothing can ever fit it"
 _BYTES = 256
 _END = b"<the end of the answer>"
+_CHANNEL_MARKS = ("<|start|>", "<|channel|>", "<|message|>")
 
 Entry = dict[str, Any]
 """One of llguidance's grammar list: `json_schema` or `lark_grammar`, and perhaps a `name`."""
@@ -119,16 +120,31 @@ class Compiler:
                 ignored += self._compiled([calls])
             except Refused as error:
                 raise Refused(f"{error}", of_calls=True) from None
-        if answer is not None and calls is not None:
-            both = {"lark_grammar": "start: @answer | @calls"}
-            entries = [both, {**answer, "name": "answer"}, {**calls, "name": "calls"}]
-            self._compiled(entries)
-        else:
-            entries = [each for each in (answer, calls) if each is not None]
+        entries = self._together(answer, calls, in_channels=asked.in_channels)
         grammar = _text(entries)
         if len(grammar.encode()) > GRAMMAR_BYTES_LIMIT:
             raise Refused(f"is larger than {GRAMMAR_BYTES_LIMIT >> 10} KiB as a grammar", of_calls=answer is None)
         return Checked(grammar=grammar, ignored=list(dict.fromkeys(ignored)))
+
+    def _together(self, answer: Entry | None, calls: Entry | None, *, in_channels: bool) -> list[Entry]:
+        """One grammar list of both. Text in channels has the head of its message before it, with the end of the thought
+        before that one."""
+        if answer is None or (calls is None and not in_channels):
+            return [each for each in (answer, calls) if each is not None]
+        text = "head @answer" if in_channels else "@answer"
+        start = f"start: {text}" if calls is None else f"start: {text} | @calls"
+        if in_channels:
+            begins, channel, message = (self._mark(text) for text in _CHANNEL_MARKS)
+            start += f'\nhead: ({begins} "assistant")? {channel} "final" {message}'
+        entries = [{"lark_grammar": start}, {**answer, "name": "answer"}]
+        entries += [] if calls is None else [{**calls, "name": "calls"}]
+        self._compiled(entries)
+        return entries
+
+    def _mark(self, text: str) -> str:
+        """A mark as Lark writes it: a control token by its id, others by their text."""
+        token = self._special.get(text)
+        return json.dumps(text) if token is None else f"<[{token}]>"
 
     def _answer(self, asked: Check) -> Entry:
         if asked.kind in (JSON_SCHEMA, JSON_OBJECT):
@@ -175,9 +191,9 @@ class Compiler:
 
     def _calls(self, calls: Calls) -> Entry:
         from homeserve.text.call_grammar import calls_grammar
-        from homeserve.text.dialects import CALLS
+        from homeserve.text.dialects import CALLS, GENERIC
 
-        form = next(each for each in CALLS if each.name == calls.form)
+        form = {each.name: each for each in CALLS}.get(calls.form, GENERIC)
         tools = []
         for i, function in enumerate(calls.functions):
             schema: Schema = {"type": "object"} if function.parameters is None else function.parameters

@@ -53,8 +53,8 @@ class Function(msgspec.Struct, omit_defaults=True):
 
 
 class Calls(msgspec.Struct, omit_defaults=True):
-    """What calls an answer may have, in the call form of that name (`homeserve.text.dialects`). `free`: text that is no
-    call may stand around them, or be all."""
+    """What calls an answer may have, in the call form of that name (`homeserve.text.dialects`); empty: the generic one.
+    `free`: text that is no call may stand around them, or be all."""
 
     form: str
     functions: list[Function]
@@ -64,12 +64,14 @@ class Calls(msgspec.Struct, omit_defaults=True):
 
 class Check(msgspec.Struct, omit_defaults=True):
     """`kind` and `value`: what the text of an answer has to be, one of the kinds above, empty for anything. `strict`: a
-    keyword of the schema that cannot be enforced is an error. With `calls`, the answer may be calls instead."""
+    keyword of the schema that cannot be enforced is an error. With `calls`, the answer may be calls instead.
+    `in_channels`: the text stands in a message of the final channel (Harmony's format)."""
 
     kind: str = ""
     value: Any = None
     strict: bool = False
     calls: Calls | None = None
+    in_channels: bool = False
 
 
 class Checked(msgspec.Struct, omit_defaults=True):

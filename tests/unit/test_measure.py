@@ -146,6 +146,14 @@ def test_without_a_helper_nothing_is_held_by_it(tmp_path: Path, members: Members
     assert (found["template process"].bytes, found["template process"].how) == (0, "there is none")
 
 
+def test_a_helper_that_checks_grammars_is_told_where_there_is_one(tmp_path: Path, members: Members) -> None:
+    process(tmp_path, 104, mapping(0x580000000000, 5 * MIB, "[heap]"))
+    before, found = measure(members, tmp_path), measure(replace(members, grammar=104), tmp_path)
+    assert by_line(found.lines)[1, "grammar process"] == 5.0
+    assert (1, "grammar process") not in by_line(before.lines)
+    assert (found.smaps_bytes or 0) - (before.smaps_bytes or 0) == 5 * MIB
+
+
 def test_a_helper_that_has_not_started_yet_is_not_measured(tmp_path: Path, members: Members) -> None:
     found = {each.line: each for each in measure(replace(members, template=None, template_due=True), tmp_path).lines}
     assert (found["template process"].bytes, found["template process"].how) == (None, None)

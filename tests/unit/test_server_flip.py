@@ -73,6 +73,7 @@ async def serving(flips: Flips, state: str = "ready") -> AsyncIterator[Any]:
         engine=cast(Engine, flips),
         tokenizer=cast(Any, object()),
         templates=cast(Any, object()),
+        grammars=cast(Any, object()),
         model=ModelInfo("tiny", "/models/tiny.gguf", "llama", "Q4_1", 256),
     )
     server = HttpServer(context)
