@@ -13,6 +13,7 @@ from homeserve.server.guides import guide_of
 from homeserve.server.parts import Served
 from homeserve.server.prompts import Prompt, chat_prompt
 from homeserve.server.readers import reader_maker
+from homeserve.server.tool_messages import tool_messages
 
 
 async def prompt_of_chat(served: Served, call: ChatCall) -> Prompt:
@@ -22,12 +23,14 @@ async def prompt_of_chat(served: Served, call: ChatCall) -> Prompt:
         arguments.setdefault("reasoning_effort", call.reasoning.effort)
     if call.reasoning.enabled is not None:
         arguments.setdefault("enable_thinking", call.reasoning.enabled)
+    offered = [tool.for_template() for tool in call.tools.offered] if call.tools.callable else []
+    own_form = served.dialect.call
     return await chat_prompt(
         served.templates,
         served.tokenizer,
-        call.messages,
+        await tool_messages(served.templates, own_form, call.messages, offered),
         bounds=served.bounds,
-        tools=[tool.for_template() for tool in call.tools.offered] if call.tools.callable else None,
+        tools=offered if own_form is not None else None,
         add_generation_prompt=call.add_generation_prompt,
         continue_last=call.continue_last,
         template_arguments=arguments,
@@ -42,7 +45,7 @@ async def chat_ask(served: Served, call: ChatCall, request_id: str) -> Ask:
         max_tokens=call.max_tokens,
         logprobs=call.logprobs,
         guide=await guide_of(served, call, prompt),
-        make_reader=reader_maker(served.dialect, call, prompt),
+        make_reader=reader_maker(served, call, prompt),
         thought_told=call.reasoning.told,
         where=call.where.messages,
     )

@@ -77,8 +77,8 @@ class Choice:
     def __init__(
         self, tokenizer: Tokenizer, stops: Sequence[str], *, silent: bool = False, reader: AnswerReader | None = None
     ) -> None:
-        self._text = TextStream(tokenizer, stops)
         self._reader = reader or PlainReader()
+        self._text = TextStream(tokenizer, stops, shown=self._reader.shown)
         self._silent = silent
         self._of_prompt: list[Logprobs] = []
         self.completion_tokens = 0
@@ -103,7 +103,8 @@ class Choice:
         if stopped:
             self.finish = FinishReason.STOP.value
         self.completion_tokens += used
-        parts = self._read(text, used)
+        parts = self._read(text, used, stopped=stopped)
+        stopped = stopped or self._reader.done
         return Piece(
             parts=parts,
             tokens=event.tokens[:used],
@@ -116,15 +117,19 @@ class Choice:
             embedding=event.embedding,
         )
 
-    def _read(self, text: str, tokens: int) -> tuple[Part, ...]:
-        """The parts that `text` makes certain; at the end also the rest, and whether the answer is a call."""
+    def _read(self, text: str, tokens: int, *, stopped: bool) -> tuple[Part, ...]:
+        """The parts that `text` makes certain; at the end also the rest, and whether the answer is a call. An answer
+        that has all that it may have ends there; a call that a stop string cut is none that could be made."""
         before = self._reader.thinking
         parts = self._reader.push(text)
         if before or self._reader.thinking:
             self.thought_tokens += tokens
+        if self._reader.done and not stopped:
+            self.finish = FinishReason.STOP.value
         if self.finish is not None:
+            cut = stopped and self._reader.calling
             parts += self._reader.finish()
-            if self._reader.called and self.finish == FinishReason.STOP.value:
+            if self._reader.called and self.finish == FinishReason.STOP.value and not cut:
                 self.finish = TOOL_CALLS
         return merged(parts)
 

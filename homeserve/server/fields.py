@@ -133,7 +133,11 @@ class Message(msgspec.Struct, kw_only=True):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    function_call: FunctionCall | None = None
+    """A call in the form that was before `tool_calls`."""
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    """The same under another name."""
 
 
 class ChatRequest(Common, kw_only=True):
@@ -146,6 +150,7 @@ class ChatRequest(Common, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     functions: Annotated[_Objects, Meta(max_length=TOOLS_LIMIT)] | None = None
     function_call: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
@@ -217,15 +222,8 @@ def _refuse_chat(fields: ChatRequest) -> None:
         raise InvalidField("top_logprobs", "needs logprobs: true")
     if fields.modalities is not None and fields.modalities != ["text"]:
         raise InvalidField("modalities", "only text is supported")
-    if fields.tool_choice not in (None, "none", "auto"):
-        raise InvalidField("tool_choice", f"forcing a tool call {_LATER}; use 'none'")
-    if fields.tools and fields.tool_choice != "none":
-        raise InvalidField("tools", f"calling tools {_LATER}; leave it out, or send tool_choice: 'none'")
-    if fields.functions and fields.function_call != "none":
-        raise InvalidField("functions", f"calling functions {_LATER}; leave it out, or send function_call: 'none'")
-    for name in ("tools", "chat_template_kwargs"):
-        if not depth_of(getattr(fields, name), DEPTH_LIMIT):
-            raise InvalidField(name, f"is nested more than {DEPTH_LIMIT} levels deep, or too large")
+    if not depth_of(fields.chat_template_kwargs, DEPTH_LIMIT):
+        raise InvalidField("chat_template_kwargs", f"is nested more than {DEPTH_LIMIT} levels deep, or too large")
 
 
 def _refuse_completion(fields: CompletionRequest) -> None:

@@ -11,6 +11,7 @@ from homeserve.server.ask import make_ask
 from homeserve.server.bodies import json_response, read_body
 from homeserve.server.chat_ask import chat_ask
 from homeserve.server.chat_call import ChatCall, Reasoning
+from homeserve.server.chat_tools import asks_for_functions, chat_tools, with_tool_calls
 from homeserve.server.context import ModelInfo
 from homeserve.server.edge import current_request_id
 from homeserve.server.fields import ChatRequest, CompletionRequest, refuse_unsupported
@@ -18,7 +19,7 @@ from homeserve.server.guides import completion_guide
 from homeserve.server.parts import PARTS, check_model
 from homeserve.server.prompts import completion_prompts
 from homeserve.server.respond import respond
-from homeserve.server.shapes import ChatShape, CompletionShape
+from homeserve.server.shapes import ChatShape, CompletionShape, FunctionShape
 
 _serial = itertools.count(1)
 """Makes the engine's ids of requests unique although clients may repeat theirs."""
@@ -61,7 +62,8 @@ async def post_chat_completions(request: web.Request) -> web.StreamResponse:
     check_model(fields.model, served)
     request_id = current_request_id()
     ask = await chat_ask(served, chat_call(fields), f"{request_id}.{next(_serial)}")
-    shape = ChatShape(ask, served.tokenizer, request_id=request_id, model=served.model.id)
+    made_of = FunctionShape if asks_for_functions(fields) else ChatShape
+    shape = made_of(ask, served.tokenizer, request_id=request_id, model=served.model.id)
     return await respond(request, parts, served, ask, shape, request_id)
 
 
@@ -71,7 +73,8 @@ def chat_call(fields: ChatRequest) -> ChatCall:
     limits = [limit for limit in (fields.max_completion_tokens, fields.max_tokens) if limit is not None]
     return ChatCall(
         fields=fields,
-        messages=fields.messages,
+        messages=with_tool_calls(fields.messages),
+        tools=chat_tools(fields),
         reasoning=_reasoning(fields),
         max_tokens=min(limits, default=None),
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else -1,

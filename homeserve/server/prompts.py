@@ -178,10 +178,11 @@ def _template_message(message: Message, where: str) -> dict[str, Any]:
         raise InvalidField(f"{where}.role", f"{message.role!r} is none of {', '.join(sorted(ROLES))}")
     role = "system" if message.role == "developer" else message.role
     made: dict[str, Any] = {"role": role, "content": _content(message, where)}
-    for name in ("name", "tool_call_id", "reasoning_content"):
+    for name in ("name", "tool_call_id"):
         value = getattr(message, name)
         if value is not None:
             made[name] = value
+    made |= _thought(message)
     if message.tool_calls:
         made["tool_calls"] = [
             {
@@ -192,6 +193,16 @@ def _template_message(message: Message, where: str) -> dict[str, Any]:
             for call in message.tool_calls
         ]
     return made
+
+
+def _thought(message: Message) -> dict[str, str]:
+    """An earlier thought under all the names that templates know it by. `thinking` is refused by the template that
+    reads it beside a text and calls in one message; the text is what the model went on from."""
+    thought = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    if thought is None:
+        return {}
+    named = {"reasoning_content": thought, "reasoning": thought}
+    return named if message.tool_calls and message.content else named | {"thinking": thought}
 
 
 def _content(message: Message, where: str) -> str:
@@ -216,6 +227,8 @@ def _arguments(arguments: str | dict[str, Any] | None) -> Any:
     """Clients send a string of JSON; templates write an object. What is not JSON goes on as text."""
     if not isinstance(arguments, str):
         return arguments or {}
+    if not arguments.strip():
+        return {}
     try:
         return msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError):

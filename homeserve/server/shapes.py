@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from homeserve import __version__
 from homeserve.errors import RequestError
 from homeserve.server.ask import Ask
-from homeserve.server.choice import Piece
+from homeserve.server.choice import TOOL_CALLS, Piece
 from homeserve.server.logprobs import chat_logprobs, completion_logprobs, join_lists, prompt_logprobs
 from homeserve.server.shape import Event, Told
 from homeserve.server.timing import usage_block
@@ -171,6 +171,34 @@ class ChatShape(_Frame):
         if self._ask.logprobs < 0:
             return None
         return chat_logprobs(self._tokenizer, piece.logprobs)
+
+
+class FunctionShape(ChatShape):
+    """The older form of calls: one at most, as `function_call`."""
+
+    def _whole(self, index: int, piece: Piece) -> dict[str, Any]:
+        choice = super()._whole(index, piece)
+        calls = choice["message"].pop("tool_calls", None)
+        if calls:
+            choice["message"]["function_call"] = calls[0]["function"]
+        return _finished_by_function(choice)
+
+    def _part_delta(self, part: Part) -> dict[str, Any] | None:
+        if part.kind is PartKind.CALL:
+            return {"function_call": _call(part)["function"]}
+        return super()._part_delta(part)
+
+    def _chunks(self, index: int, piece: Piece) -> list[dict[str, Any]]:
+        chunks = super()._chunks(index, piece)
+        for chunk in chunks:
+            _finished_by_function(chunk["choices"][0])
+        return chunks
+
+
+def _finished_by_function(choice: dict[str, Any]) -> dict[str, Any]:
+    if choice["finish_reason"] == TOOL_CALLS:
+        choice["finish_reason"] = "function_call"
+    return choice
 
 
 def _call(part: Part) -> dict[str, Any]:

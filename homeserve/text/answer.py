@@ -8,7 +8,7 @@ gives out everything else at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
@@ -36,11 +36,33 @@ class Part:
 
 
 class AnswerReader(Protocol):
-    """Splits the text of one answer. `called`: whether a call has begun; `thinking`: whether the text ends inside a
-    thought."""
+    """Splits the text of one answer."""
 
-    called: bool
-    thinking: bool
+    @property
+    def called(self) -> bool:
+        """Whether a call has begun."""
+        ...
+
+    @property
+    def calling(self) -> bool:
+        """Whether the text ends inside a call."""
+        ...
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the text ends inside a thought."""
+        ...
+
+    @property
+    def done(self) -> bool:
+        """Whether the answer has all that it may have, whatever the model goes on to write."""
+        ...
+
+    @property
+    def shown(self) -> Mapping[int, str]:
+        """Control tokens that the reader has to see, and the character that stands for each (`homeserve.text.marks`).
+        All others are no part of the text."""
+        ...
 
     def push(self, text: str) -> list[Part]:
         """The parts that became certain with `text`."""
@@ -55,7 +77,10 @@ class PlainReader:
     """Everything is text."""
 
     called = False
+    calling = False
     thinking = False
+    done = False
+    shown: Mapping[int, str] = {}
 
     def push(self, text: str) -> list[Part]:
         return [Part(PartKind.TEXT, text)] if text else []

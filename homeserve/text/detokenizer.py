@@ -7,7 +7,7 @@ push. Any way of cutting the ids into pushes gives the same text.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 _Utf8 = codecs.getincrementaldecoder("utf-8")
@@ -22,17 +22,33 @@ class Spells(Protocol):
 
 
 class Detokenizer:
-    """Text of the ids pushed so far. With `skip_special`, control tokens are no part of it."""
+    """Text of the ids pushed so far. With `skip_special`, control tokens are no part of it, but for those in `shown`:
+    each stands in the text as the character that is given for it, whatever it spells."""
 
-    def __init__(self, tokenizer: Spells, skip_special: bool = True) -> None:
+    def __init__(self, tokenizer: Spells, skip_special: bool = True, shown: Mapping[int, str] | None = None) -> None:
         self._tokenizer = tokenizer
+        self._shown = dict(shown or {})
+        self._stand_ins = frozenset(self._shown.values())
         self._skip = tokenizer.special_ids if skip_special else frozenset[int]()
         self._utf8 = _Utf8("replace")
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that became complete with `ids`; bytes that cannot be UTF-8 come out as U+FFFD."""
-        spelled = b"".join(self._tokenizer.token_bytes(token) for token in ids if token not in self._skip)
-        return self._utf8.decode(spelled)
+        if not self._shown:
+            spelled = b"".join(self._tokenizer.token_bytes(token) for token in ids if token not in self._skip)
+            return self._utf8.decode(spelled)
+        return "".join(self._with_shown(token) for token in ids)
+
+    def _with_shown(self, token: int) -> str:
+        stand_in = self._shown.get(token)
+        if stand_in is not None:
+            # What was kept never became a character.
+            return self.finish() + stand_in
+        if token in self._skip:
+            return ""
+        text = self._utf8.decode(self._tokenizer.token_bytes(token))
+        # A model may spell such a character; then it stands for nothing.
+        return "".join("\ufffd" if char in self._stand_ins else char for char in text)
 
     def finish(self) -> str:
         """What is still kept: U+FFFD where a code point never became complete. The object can be used anew."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from homeserve.text.detokenizer import Detokenizer, Spells
@@ -25,10 +25,18 @@ class TextDelta:
 
 
 class TextStream:
-    """Detokenizer and StopMatcher in a row. `stop` is the stop string found, `tokens` the ids used so far."""
+    """Detokenizer and StopMatcher in a row. `stop` is the stop string found, `tokens` the ids used so far. `shown`:
+    control tokens that stand in the text, each as a character of its own (`Detokenizer`); no stop string has one."""
 
-    def __init__(self, tokenizer: Spells, stops: Sequence[str] = (), *, skip_special: bool = True) -> None:
-        self._detokenizer = Detokenizer(tokenizer, skip_special)
+    def __init__(
+        self,
+        tokenizer: Spells,
+        stops: Sequence[str] = (),
+        *,
+        skip_special: bool = True,
+        shown: Mapping[int, str] | None = None,
+    ) -> None:
+        self._detokenizer = Detokenizer(tokenizer, skip_special, shown)
         self._matcher = StopMatcher(stops)
         self._chars = 0
         self._stopped = False
