@@ -136,6 +136,11 @@ class Toy:
         return logits if ends else np.zeros((0, VOCAB), np.float32)
 
 
+def tokens_with(text: str) -> frozenset[int]:
+    """Token n reads as the number n does."""
+    return frozenset(token for token in range(VOCAB) if text in str(token))
+
+
 def mixed(state: int, token: int) -> int:
     return (state * 1_000_003 + token + 1) & 0xFFFFFFFF
 
@@ -181,6 +186,7 @@ class Desk:
         side = Side("tensor", rank, ranks, None, places, tuple(range(ranks)), rank == ranks - 1, True, drafts)
         slots = limits.lanes + 2
         self.lanes = Lanes(limits, vocab, (PAGES,), (0,), slots, places, draws=side.draws, embeds=True, drafts=drafts)
+        self.lanes.tokens_with = tokens_with
         self.runner = Runner(Boot(rank, ranks, 3, 4096, 4, 4096, "fake", 0, 1, ()), lambda *_: None, self.faults)
         facts: Any = DeviceFacts("fake", "", "", 1, True)
         loaded = Loaded(

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from draft_rig import DRAFTS, GREEDY, LANE_PAGES, LANES, PAGES, VOCAB, Desk, Ranks, Toy, mixed, plainly
+from msgspec.structs import replace
 from ranks import on_paper, shape_of
 
 from backends.acts import ExchangeError, StampMismatch
 from backends.base import Limits
-from homeserve.wire.records import LaneRows, NewLane, Plan, PlanKind, Sample, Sampling, pack_ints
+from homeserve.wire.records import Dry, LaneRows, NewLane, Plan, PlanKind, Sample, Sampling, pack_ints
 from homeserve.worker.drawn import LABEL, NO_TOKEN, Drawn, TokenSender
 from homeserve.worker.faults import FaultRefused
 from homeserve.worker.sampling import NotANumber
@@ -27,6 +28,9 @@ SAMPLINGS = {
     "filtered": Sampling(temperature=1.3, top_k=9, top_p=0.8, min_p=0.02, seed=2**63),
     "penalties": Sampling(temperature=0.6, seed=3, repetition_penalty=1.4, presence_penalty=0.7, frequency_penalty=0.9),
     "logprobs": Sampling(temperature=0.7, seed=5, top_logprobs=3, frequency_penalty=1.5),
+    "dry": Sampling(temperature=0.0, dry=Dry(9.0, allowed_len=1, last_n=12)),
+    "breakers": Sampling(temperature=0.7, seed=8, dry=Dry(3.0, 1.2, 0, breakers=("1",)), presence_penalty=0.5),
+    "xtc": Sampling(temperature=0.9, seed=6, xtc_probability=0.6, xtc_threshold=0.05, top_n_sigma=2.5, typical_p=0.9),
     "bias": Sampling(temperature=0.0, logit_bias=((4, 1.5), (9, -2.0)), forbidden=(11, 12, 13), min_tokens=9),
 }
 
@@ -41,7 +45,8 @@ def kept(desk: Desk, lane: int = 1) -> tuple[Any, ...]:
     counts = None
     if known.past is not None and (seen := known.past.counts) is not None:
         counts = seen._count.tolist(), seen._generated.tolist()
-    return known.length, known.last_token, counts, desk.program.states[lane]
+    order = known.past.order.tokens() if known.past is not None and known.past.order is not None else None
+    return known.length, known.last_token, counts, order, desk.program.states[lane]
 
 
 # -------------------------------------------------------------------------------------------------- the same answers
@@ -59,6 +64,17 @@ def test_answers_are_those_without_drafts(name: str, drafts: tuple[int, ...]) ->
     assert accepted > 0 and len(desk.rounds) + accepted <= COUNT
 
 
+def test_what_is_asked_for_here_changes_answers() -> None:
+    """Else the tests above and below would show nothing."""
+    for name, without in (
+        ("dry", GREEDY),
+        ("breakers", replace(SAMPLINGS["breakers"], dry=None)),
+        ("breakers", replace(SAMPLINGS["breakers"], dry=Dry(3.0, 1.2, 0))),
+        ("xtc", replace(SAMPLINGS["xtc"], xtc_probability=0.0)),
+    ):
+        assert tokens(plainly(PROMPT, COUNT, SAMPLINGS[name])) != tokens(plainly(PROMPT, COUNT, without)), name
+
+
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_forced_wrong_drafts_cost_rows_and_change_nothing(name: str) -> None:
     desk = Desk(Toy(), forced="wrong")
@@ -69,7 +85,7 @@ def test_forced_wrong_drafts_cost_rows_and_change_nothing(name: str) -> None:
 @pytest.mark.parametrize("count", range(DRAFTS + 1))
 def test_for_every_count_of_accepted_drafts_lane_and_state_are_those_of_plain_decoding(count: int) -> None:
     """The draft behind the first `count` is the wrong one."""
-    sampling = Sampling(temperature=0.0, repetition_penalty=1.1, frequency_penalty=0.2)
+    sampling = Sampling(temperature=0.0, repetition_penalty=1.1, frequency_penalty=0.2, dry=Dry(5.0, allowed_len=1))
     plain = Desk(Toy(), drafts=0)
     ask = plain.begin(1, PROMPT, sampling)
     known = plain.answer(ask, 1 + count + 1)
