@@ -82,6 +82,17 @@ def test_forced_wrong_drafts_cost_rows_and_change_nothing(name: str) -> None:
     assert {counted for _, counted in desk.rounds} == {1} and len(desk.rounds) >= COUNT - 3
 
 
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_a_request_that_begins_again_goes_on_as_it_would_have(name: str) -> None:
+    """After a preemption or on a worker that was started again: prompt and answer so far come as one prompt."""
+    right = plainly(PROMPT, COUNT, SAMPLINGS[name])
+    desk = Desk(Toy())
+    request = desk.begin(1, [*PROMPT, *tokens(right[:7])], SAMPLINGS[name])
+    request.prompt_len = len(PROMPT)
+    desk.run(desk.rows(request, 12))
+    assert desk.answer(request, COUNT - 7, (0, 3)) == right[7:]
+
+
 @pytest.mark.parametrize("count", range(DRAFTS + 1))
 def test_for_every_count_of_accepted_drafts_lane_and_state_are_those_of_plain_decoding(count: int) -> None:
     """The draft behind the first `count` is the wrong one."""

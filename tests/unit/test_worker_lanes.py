@@ -10,13 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.base import PAGE_LEN, Limits
-from homeserve.wire.records import LaneRows, NewLane, Plan, PlanKind, Sampling, pack_ints
+from homeserve.wire.records import Dry, LaneRows, NewLane, Plan, PlanKind, Sampling, pack_ints
 from homeserve.worker.drawn import Drawn
 from homeserve.worker.lanes import AWAITED, UNKNOWN, Group, LaneRefused, Lanes
+from homeserve.worker.past import no_vocabulary, past_of
 from homeserve.worker.places import own_pages
+from homeserve.worker.sampling import draw
 
 GREEDY = Sampling(temperature=0)
-COUNTED = Sampling(repetition_penalty=1.2)
+COUNTED = Sampling(repetition_penalty=1.2, dry=Dry(4.0, allowed_len=1))
 
 
 def lanes() -> Lanes:
@@ -120,6 +122,7 @@ def test_a_lane_dropped_and_taken_in_one_plan_starts_afresh() -> None:
         (plan(new=(NewLane(1, 11, 3, Sampling(forbidden=(-1,))),)), "token -1 is not in the vocabulary"),
         (start(1, 11, [1] * 33, [0, 1, 2]), "a plan of 33 rows is more than 32"),
         (start(1, 11, [1], [0], COUNTED, at=16), "0 tokens of history where 16 are needed"),
+        (start(1, 11, [1], [0], Sampling(dry=Dry(1.0)), at=16), "0 tokens of history where 16 are needed"),
         (
             plan(LaneRows(1, 11, 0, pack_ints([1] * 10), pack_ints([1]), True, 0), new=(NewLane(1, 11, 10, GREEDY),)),
             "logits of 10 rows are more than 8",
@@ -151,7 +154,7 @@ def test_a_drawn_token_needs_a_draw() -> None:
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=8), st.integers(0, 2))
 def test_counts_do_not_depend_on_chunks_or_a_prefix_hit(cuts: list[int], hit_pages: int) -> None:
     """However a sequence was cut, and however much of it came from the cache: the same tokens are counted, each
-    once."""
+    once, and known in their order, so the same tokens are drawn."""
     tokens = np.random.default_rng(5).integers(0, 30, 45).astype(np.int32).tolist()
     prompt_len = 40
     table = lanes()
@@ -172,6 +175,13 @@ def test_counts_do_not_depend_on_chunks_or_a_prefix_hit(cuts: list[int], hit_pag
     ids, times = counts.generated()
     expected = np.bincount(tokens[prompt_len:], minlength=100)
     assert dict(zip(ids.tolist(), times.tolist(), strict=True)) == {i: n for i, n in enumerate(expected.tolist()) if n}
+    assert past.order is not None and past.order.tokens() == tokens
+    logits = np.random.default_rng(1).standard_normal((8, 100)).astype(np.float32)
+    afresh = past_of(COUNTED, 100, no_vocabulary)
+    assert afresh is not None
+    afresh.add(np.array(tokens, np.int32), np.arange(len(tokens)) >= prompt_len)
+    for at, row in enumerate(logits):
+        assert draw(row, COUNTED, past, at, 5) == draw(row, COUNTED, afresh, at, 5)
 
 
 # ------------------------------------------------------------------------------------------------------- KV groups
@@ -306,6 +316,7 @@ def test_lanes_and_their_counts_stay_and_the_next_input_has_to_be_told() -> None
     assert group.inputs.tolist() == [42] and table[0].length == 4
     past = table[0].past
     assert past is not None and (counts := past.counts) is not None and counts.generated()[0].tolist() == [42]
+    assert past.order is not None and past.order.tokens() == [1, 2, 3, 42]
 
 
 def test_a_token_that_was_awaited_under_the_old_layout_is_not_waited_for_under_the_new_one() -> None:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_dry import plain_dry
 
+from homeserve.engine.prompts import _needs_history
 from homeserve.wire.records import Dry, Sampling
 from homeserve.worker import past
 from homeserve.worker.past import PENALTY_MAX, Past, TokenOrder, looks_back, no_vocabulary, past_of
@@ -209,6 +210,15 @@ def test_a_lane_keeps_what_its_settings_look_at() -> None:
     both = past_of(Sampling(dry=Dry(1.0), repetition_penalty=1.1), 10, no_vocabulary)
     assert both is not None and both.counts is not None and both.order is not None
     assert looks_back(Sampling(dry=Dry(1.0))) and not looks_back(Sampling(temperature=0.0))
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(), Sampling(dry=Dry(1.0)), Sampling(repetition_penalty=1.1), Sampling(presence_penalty=-1.0)]
+    + [Sampling(frequency_penalty=0.1), Sampling(xtc_probability=1.0, top_n_sigma=1.0, typical_p=0.5)],
+)
+def test_the_engine_sends_cached_tokens_where_a_lane_looks_back_at_them(sampling: Sampling) -> None:
+    assert _needs_history(sampling) == looks_back(sampling)
 
 
 def test_a_past_is_taken_back_whole() -> None:
