@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -28,10 +28,22 @@ from homeserve.wire.records import LaneRows, PlanKind, Result
 PLANS_KEPT = 256
 
 
+RankTimes = tuple[int, int, int, int]
+"""(rank, began, busy, waited) in microseconds; `began` by the system's monotonic clock, `busy` without `waited`."""
+
+
+def span(ranks: Sequence[RankTimes]) -> tuple[int, int]:
+    """When the first rank began and the last one ended; (0, 0) without any."""
+    if len(ranks) == 1:
+        ((_, began, busy, waited),) = ranks
+        return began, began + busy + waited
+    began = min((began for _, began, _, _ in ranks), default=0)
+    return began, max((began + busy + waited for _, began, busy, waited in ranks), default=0)
+
+
 @dataclass(frozen=True)
 class PlanTimes:
-    """One plan. `ranks`: (rank, began, busy, waited) of each that ran it, in microseconds; `began` by the system's
-    monotonic clock, `busy` without `waited`."""
+    """One plan. `ranks`: of each that ran it."""
 
     life: int
     """How many lives of the fleet ended before this one: `seq` starts again with each."""
@@ -39,7 +51,7 @@ class PlanTimes:
     kind: PlanKind
     rows: int
     prompt_rows: int
-    ranks: tuple[tuple[int, int, int, int], ...]
+    ranks: tuple[RankTimes, ...]
     drafts: int = 0
     drawn: int = 0
     """Tokens that it drew: with drafts more than rows that decode."""
@@ -48,11 +60,11 @@ class PlanTimes:
 
     @property
     def began(self) -> int:
-        return min((began for _, began, _, _ in self.ranks), default=0)
+        return span(self.ranks)[0]
 
     @property
     def end(self) -> int:
-        return max((began + busy + waited for _, began, busy, waited in self.ranks), default=0)
+        return span(self.ranks)[1]
 
     def as_json(self) -> dict[str, Any]:
         ranks = [
@@ -71,13 +83,14 @@ class Pace:
         self._before = 0
         self._life = -1
 
-    def seconds(self, plan: PlanTimes, follows: bool) -> float:
-        """`follows`: it was issued while others were in flight, or as soon as they were back. 0 where no rank told a
-        time."""
-        before = self._before if plan.life == self._life else 0
-        start = before if before and follows else max(plan.began, before)
-        self._before, self._life = plan.end, plan.life
-        return (plan.end - start) / 1e6 if plan.end > plan.began else 0.0
+    def seconds(self, life: int, ranks: Sequence[RankTimes], follows: bool) -> float:
+        """`ranks` as in `PlanTimes`; `follows`: it was issued while others were in flight, or as soon as they were
+        back. 0 where no rank told a time."""
+        began, end = span(ranks)
+        before = self._before if life == self._life else 0
+        start = before if before and follows else max(began, before)
+        self._before, self._life = end, life
+        return (end - start) / 1e6 if end > began else 0.0
 
 
 class Timeline:
@@ -109,11 +122,10 @@ class Timeline:
         ranks = tuple((r.rank, r.began_us, max(0, r.busy_us - r.waited_us), r.waited_us) for r in results)
         kind, rows, prompt, drafts, follows = plan
         drawn = sum(sample.token >= 0 for result in results[-1:] for sample in result.samples)
-        times = PlanTimes(self._life, seq, kind, rows, prompt, ranks, drafts, drawn)
-        times = replace(times, seconds=self._pace.seconds(times, follows))
-        self._plans.append(times)
+        seconds = self._pace.seconds(self._life, ranks, follows)
+        self._plans.append(PlanTimes(self._life, seq, kind, rows, prompt, ranks, drafts, drawn, seconds))
         self._answered += 1
-        return times.seconds
+        return seconds
 
     def settled(self) -> None:
         """All that follows the last answer at once was issued."""

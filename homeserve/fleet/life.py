@@ -294,11 +294,11 @@ class Life:
 
     def _hear_result(self, rank: RankProcess, result: Result) -> None:
         assert self._log is not None
-        debt = self.book.debt(rank.rank)
+        debt = None if result.ok else self.book.debt(rank.rank)
         completed = self.book.answer(rank.rank, result, self._clock())
         self._log.acknowledge(rank.rank, result.seq)
         rank.count(result)
-        if not result.ok and debt is not None and not _may_refuse(debt.kind, result):
+        if debt is not None and not _may_refuse(debt.kind, result):
             self._refused(rank, result, debt.text)
             return
         if not result.ok and waited_for(result) is None and result.seq in self._asked:

@@ -55,16 +55,11 @@ class Generation:
         if self._pumps:
             await asyncio.gather(*self._pumps, return_exceptions=True)
 
-    async def next_events(self, timeout_s: float | None = None) -> list[tuple[int, TokenEvent]]:
-        """What came since the last call, at most one event per sequence; waits for at least one. Empty after
-        `timeout_s` of silence."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                if not self._pumps:
-                    return [(0, await anext(self.streams[0]))]
-                await self._arrived.wait()
-        except TimeoutError:
-            return []
+    async def next_events(self) -> list[tuple[int, TokenEvent]]:
+        """What came since the last call, at most one event per sequence; waits for at least one."""
+        if not self._pumps:
+            return [(0, await anext(self.streams[0]))]
+        await self._arrived.wait()
         if self._failure is not None:
             raise self._failure
         self._arrived.clear()

@@ -25,7 +25,7 @@ from homeserve.server.generation import Generation
 from homeserve.server.metrics import Metrics
 from homeserve.server.parts import Parts, Served
 from homeserve.server.shape import Counts, Event, Shape, Told
-from homeserve.server.sse import PING_S, ClientLeft, ClientStalled, EventStream
+from homeserve.server.sse import ClientLeft, ClientStalled, EventStream
 from homeserve.server.timing import timing_block
 
 log = logging.getLogger("homeserve.server")
@@ -133,18 +133,14 @@ async def _stream(
     shape: Shape,
     request_id: str,
 ) -> web.StreamResponse:
-    out = EventStream(request, parts.context.settings.stream_stall_s)
+    out = EventStream(request, parts.context.settings.stream_stall_s, shape.ping)
     try:
         await out.start(request_id)
         events = shape.begin(answer.told())
         if events:
             await out.send(events)
         while not answer.complete:
-            came = await generation.next_events(PING_S)
-            if not came:
-                await out.ping(shape.ping())
-                continue
-            events = _events(answer.push(came), answer, shape)
+            events = _events(answer.push(await generation.next_events()), answer, shape)
             if events:
                 await out.send(events)
         if shape.ends_with_done:
@@ -157,6 +153,8 @@ async def _stream(
     except ClientLeft:
         # Usually the handler is cancelled first; here the write was.
         log.info("request %s: the client left; it was aborted", request_id)
+    finally:
+        out.close()
     return out.response
 
 

@@ -30,6 +30,7 @@ import limits
 import psutil
 import rank_tests
 import search
+import step_tests
 from measures import MEASURES, RESULTS, Measure, Prompts
 from origin import command, commit, cpu_name, today
 from report import MACHINE, OURS, Sample, SampleFile, report, table
@@ -67,6 +68,9 @@ def main() -> int:
     if rank_tests.FLIP in tests:
         for name, path in models(options, flip_tests.MODELS):
             run.flips(name, path)
+    if rank_tests.STEP in tests:
+        for name, path in models(options, step_tests.MODELS):
+            run.steps(name, path)
     if rank_tests.DRAFT in tests:
         for name, path in drafting_models(options):
             run.drafting(name, path)
@@ -274,6 +278,25 @@ class Run:
                 subject.facts["quant"] = status["model"]["quant"]
                 subject.versions[server.engine] = (status["version"], status["ranks"][0]["isa"])
                 flip_tests.measure_flips(server, options.repeat, prompts, rank_tests.RANKS, self.keeper(subject))
+            finally:
+                server.stop()
+
+    def steps(self, name: str, path: Path) -> None:
+        """What the engine process costs beside the computing."""
+        model, options = step_tests.of_model(name), self.options
+        if any((sample.model, sample.run) == (model, options.repeat - 1) for sample in self.samples):
+            return
+        prompts = Prompts(random.Random(options.seed), options.vocab)
+        subject = RankSubject(model, self.facts(model, name.rpartition(".")[2]))
+        with tempfile.TemporaryDirectory(prefix="homeserve-bench-") as scratch:
+            server = step_tests.server_of(path, Path(scratch), options.ours, options.isa)
+            try:
+                server.realtime = not options.no_realtime
+                server.start()
+                status = server.get("/v1/homeserve/status")
+                subject.facts["quant"] = status["model"]["quant"]
+                subject.versions[server.engine] = (status["version"], status["ranks"][0]["isa"])
+                step_tests.measure_steps(server, options.repeat, prompts, self.keeper(subject))
             finally:
                 server.stop()
 

@@ -145,6 +145,10 @@ RESULTS = {
     "flip_refill": Result("refill of the arenas at a flip", "GB/s", True, "flip"),
     "flip_move": Result("rows and states at a flip", "GB/s", True, "flip"),
     "flip_mib": Result("flip, for each MiB that is live", "ms/MiB", False, "flip"),
+    "step": Result("engine, for each step of 1 stream", "ms CPU", False, "step"),
+    "step_gap": Result("worker without work, for each step of 1 stream", "ms", False, "step"),
+    "step64": Result("engine, for each step of 64 streams", "ms CPU", False, "step"),
+    "step_gap64": Result("worker without work, for each step of 64 streams", "ms", False, "step"),
     "draft_2": Result("2 drafts a round, both count", "tok/s", True, "draft_3"),
     "draft_3": Result("3 drafts, 2 count", "tok/s", True, "draft_3"),
     "draft_3of0": Result("3 drafts, none counts", "tok/s", True, "draft_3"),
@@ -162,7 +166,7 @@ RESULTS = {
         for suffix, title, unit in (("", "", "tok/s"), ("_len", ", tokens for each round", "tokens"))
     },
 }
-"""In the order of the tables. Those from `sum8k` on are of several ranks (rank_tests.py, flip_tests.py) and of drafting
-(draft_tests.py), the others of MEASURES."""
+"""In the order of the tables. Those from `sum8k` on are of several ranks (rank_tests.py, flip_tests.py), of the engine
+alone (step_tests.py) and of drafting (draft_tests.py), the others of MEASURES."""
 
 DRAFTING = frozenset(name for name in RESULTS if name.startswith("draft_"))

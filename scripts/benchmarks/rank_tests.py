@@ -1,5 +1,5 @@
 """What several ranks are measured by: `sum8k`, `tp2_vs_1x2` and `flip` (flip_tests.py) of scripts/bench; and which
-tests are asked for that need no llama-server: these and `draft` (draft_tests.py).
+tests are asked for that need no llama-server: these, `draft` (draft_tests.py) and `step` (step_tests.py).
 
     sum8k         a sum of 8 KiB between two processes (sums.py), ours and gloo in turn
     tp2_vs_1x2    decode by two CPU ranks with one thread each in the tensor layout, and by one rank with two threads:
@@ -25,9 +25,9 @@ import sums
 from measures import DRAFTING, Prompts, decode
 from servers import Server, homeserve
 
-SUM, TENSOR, FLIP, DRAFT = "sum8k", "tp2_vs_1x2", "flip", "draft"
-TESTS = frozenset((SUM, TENSOR, FLIP, DRAFT))
-"""Each of these runs is a group of its own; the last one is taken by its parts too (`DRAFTING`)."""
+SUM, TENSOR, FLIP, DRAFT, STEP = "sum8k", "tp2_vs_1x2", "flip", "draft", "step"
+TESTS = frozenset((SUM, TENSOR, FLIP, DRAFT, STEP))
+"""Each of these runs is a group of its own; `draft` is taken by its parts too (`DRAFTING`)."""
 MODELS = ("SmolLM2-135M-Instruct.Q4_1", "llama-1.5b.Q4_K_M")
 """Of the second, where no others are asked for."""
 RANKS = 2

@@ -93,7 +93,7 @@ def test_sums_take_turns_with_gloo_and_the_goal_is_a_time(monkeypatch: pytest.Mo
     ("tests", "full", "wanted", "alone"),
     [
         (None, False, set(), False),
-        (None, True, {"sum8k", "tp2_vs_1x2", "flip", "draft"}, False),
+        (None, True, {"sum8k", "tp2_vs_1x2", "flip", "draft", "step"}, False),
         ("sum8k,tg@0", True, {"sum8k"}, False),
         ("tp2_vs_1x2", False, {"tp2_vs_1x2"}, True),
         ("draft_3,draft_new", False, {"draft"}, True),

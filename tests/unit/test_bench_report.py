@@ -18,6 +18,7 @@ import measures  # noqa: E402
 import rank_tests  # noqa: E402
 import report  # noqa: E402
 import search  # noqa: E402
+import step_tests  # noqa: E402
 import subjects  # noqa: E402
 
 MODEL = "llama-1.5b.Q4_K_M"
@@ -94,7 +95,8 @@ def test_each_result_takes_the_setting_that_is_best_for_it() -> None:
 def test_every_row_of_the_goals_is_measured() -> None:
     given = {result for measure in measures.MEASURES for result in measure.gives}
     assert not given & rank_tests.TESTS
-    given |= rank_tests.TESTS - {rank_tests.DRAFT} | set(flip_tests.TESTS) | measures.DRAFTING
+    given |= rank_tests.TESTS - {rank_tests.DRAFT} | set(flip_tests.TESTS) | set(step_tests.TESTS)
+    given |= measures.DRAFTING
     goals = subjects.DRAFTING_GOALS.keys() | subjects.DEMANDS.keys() | subjects.MOST.keys() | subjects.LEAST.keys()
     assert given == measures.RESULTS.keys() and goals <= given
     assert all(result.chosen_by in given for result in measures.RESULTS.values())

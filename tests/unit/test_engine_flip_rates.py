@@ -21,7 +21,7 @@ def rates(**more: object) -> Rates:
 def paced(plans: Sequence[PlanTimes], follows: bool = False) -> list[PlanTimes]:
     """With their shares of the time."""
     pace = Pace()
-    return [replace(plan, seconds=pace.seconds(plan, follows)) for plan in plans]
+    return [replace(plan, seconds=pace.seconds(plan.life, plan.ranks, follows)) for plan in plans]
 
 
 def chunk(seq: int, began: int, took: int, rows: int = 128, ranks: int = 1, life: int = 0) -> PlanTimes:

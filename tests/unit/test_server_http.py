@@ -229,7 +229,7 @@ async def test_the_first_token_goes_out_before_there_is_a_second() -> None:
 
 
 async def test_silence_is_filled_with_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("homeserve.server.respond.PING_S", 0.005)
+    monkeypatch.setattr("homeserve.server.sse.PING_S", 0.005)
     async with serving() as world:
         world.fleet.held = True
         body = {"messages": [{"role": "user", "content": "q"}], "stream": True}

@@ -12,7 +12,7 @@ from homeserve.server.sse import ClientLeft, EventStream
 
 async def test_a_client_that_left_between_two_events_is_no_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its handler is cancelled as a rule; where the write comes first, the connection is closing under it."""
-    stream = EventStream(make_mocked_request("POST", "/v1/completions"), 1.0)
+    stream = EventStream(make_mocked_request("POST", "/v1/completions"), 1.0, lambda: None)
 
     async def closing(data: bytes) -> None:
         raise ClientConnectionResetError("Cannot write to closing transport")
