@@ -54,7 +54,7 @@ async def answer(world: World, route: Route, body: Any = None, **headers: str) -
     if told is not None:
         schema = {**content[kind]["schema"], "components": DOCUMENT["components"]}
         jsonschema.Draft202012Validator(schema).validate(told)
-    error = told.get("error", {}) if isinstance(told, dict) else {}
+    error = (told.get("error") or {}) if isinstance(told, dict) else {}
     return status, error.get("code") or error.get("type") or ""
 
 
