@@ -14,7 +14,9 @@ from homeserve.server.bodies import depth_of
 from homeserve.server.chat_call import ChoiceOfTool, Tool, Tools
 from homeserve.server.fields import DEPTH_LIMIT, ChatRequest, Message, ToolCall
 
-_NAME = re.compile(r"[\w.:/-]{1,128}")
+NAME = re.compile(r"[\w.:/-]{1,128}")
+"""Of a tool."""
+NAME_RULE = "is 1 to 128 letters, digits and _ . : / -"
 _WORDS = {word.value: word for word in (ChoiceOfTool.AUTO, ChoiceOfTool.NONE, ChoiceOfTool.REQUIRED)}
 
 
@@ -87,8 +89,8 @@ def _offered(entries: Sequence[tuple[dict[str, Any], str]], where: str) -> tuple
 
 def _tool(function: dict[str, Any], at: str) -> Tool:
     name = function.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidField(f"{at}.name", "is 1 to 128 letters, digits and _ . : / -")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise InvalidField(f"{at}.name", NAME_RULE)
     description, parameters = function.get("description"), function.get("parameters")
     if description is not None and not isinstance(description, str):
         raise InvalidField(f"{at}.description", "is a text")

@@ -6,11 +6,11 @@ import itertools
 
 from aiohttp import web
 
-from homeserve.errors import InvalidField, UnknownModel
+from homeserve.errors import UnknownModel
 from homeserve.server.ask import make_ask
 from homeserve.server.bodies import json_response, read_body
 from homeserve.server.chat_ask import chat_ask
-from homeserve.server.chat_call import ChatCall, Reasoning
+from homeserve.server.chat_call import ChatCall
 from homeserve.server.chat_tools import asks_for_functions, chat_tools, with_tool_calls
 from homeserve.server.context import ModelInfo
 from homeserve.server.edge import current_request_id
@@ -18,16 +18,12 @@ from homeserve.server.fields import ChatRequest, CompletionRequest, refuse_unsup
 from homeserve.server.guides import completion_guide
 from homeserve.server.parts import PARTS, check_model
 from homeserve.server.prompts import completion_prompts
+from homeserve.server.reasoning import reasoning_of
 from homeserve.server.respond import respond
 from homeserve.server.shapes import ChatShape, CompletionShape, FunctionShape
 
 _serial = itertools.count(1)
 """Makes the engine's ids of requests unique although clients may repeat theirs."""
-_BUDGETS = ("reasoning_budget", "thinking_budget", "thinking_token_budget")
-_SWITCHES = ("enable_thinking", "thinking")
-"""Variables by which templates are told whether the model is to think."""
-_EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
-"""Templates know low, medium and high."""
 
 
 async def get_models(request: web.Request) -> web.StreamResponse:
@@ -75,27 +71,12 @@ def chat_call(fields: ChatRequest) -> ChatCall:
         fields=fields,
         messages=with_tool_calls(fields.messages),
         tools=chat_tools(fields),
-        reasoning=_reasoning(fields),
+        reasoning=reasoning_of(fields, fields.reasoning_effort, fields.chat_template_kwargs or {}),
         max_tokens=min(limits, default=None),
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else -1,
         template_arguments=dict(fields.chat_template_kwargs or {}),
         add_generation_prompt=fields.add_generation_prompt is not False,
     )
-
-
-def _reasoning(fields: ChatRequest) -> Reasoning:
-    """From the fields and what the template is told. A budget of no tokens is no thought. Raises InvalidField."""
-    said = {name: getattr(fields, name) for name in _BUDGETS if getattr(fields, name) is not None}
-    if len(set(said.values())) > 1:
-        names = list(said)
-        raise InvalidField(names[1], f"is {said[names[1]]}, but {names[0]}, the same thing, is {said[names[0]]}")
-    budget = next(iter(said.values()), None)
-    told = fields.chat_template_kwargs or {}
-    enabled = next((told[name] for name in _SWITCHES if isinstance(told.get(name), bool)), None)
-    if fields.reasoning_effort == "none" or (budget == 0 and enabled is None):
-        enabled = False
-    effort = None if fields.reasoning_effort == "none" else fields.reasoning_effort
-    return Reasoning(enabled=enabled, effort=_EFFORTS.get(effort or "", effort), budget=budget)
 
 
 async def post_completions(request: web.Request) -> web.StreamResponse:

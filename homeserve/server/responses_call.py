@@ -15,12 +15,14 @@ from homeserve.server.chat_call import (
     ChoiceOfTool,
     Constraint,
     ConstraintKind,
-    Reasoning,
     Tool,
     Tools,
     Where,
 )
+from homeserve.server.chat_tools import NAME, NAME_RULE
+from homeserve.server.constraints import schema_constraint
 from homeserve.server.fields import DEPTH_LIMIT
+from homeserve.server.reasoning import reasoning_of
 from homeserve.server.responses_fields import (
     LOGPROBS,
     AllowedTool,
@@ -47,15 +49,16 @@ def responses_call(fields: Fields) -> ChatCall:
     if fields.input is None:
         raise InvalidField("input", "is required: a text, or a list of items")
     effort = fields.reasoning.effort if fields.reasoning else None
+    arguments = dict(fields.chat_template_kwargs or {})
     return ChatCall(
         fields=fields,
         messages=messages_of(fields.input, fields.instructions),
         tools=tools_of(fields),
         constraint=_constraint(fields.text.format if fields.text else None),
-        reasoning=Reasoning(enabled=False) if effort == "none" else Reasoning(effort=effort),
+        reasoning=reasoning_of(fields, effort, arguments),
         max_tokens=fields.max_output_tokens if isinstance(fields, ResponsesRequest) else None,
         logprobs=_logprobs(fields) if isinstance(fields, ResponsesRequest) else -1,
-        template_arguments=dict(fields.chat_template_kwargs or {}),
+        template_arguments=arguments,
         where=_WHERE,
     )
 
@@ -73,26 +76,30 @@ def skipped(fields: Fields) -> list[tuple[str, str]]:
 
 def tools_of(fields: Fields) -> Tools:
     """Raises InvalidField."""
-    offered = []
+    offered: dict[str, Tool] = {}
     for i, spec in enumerate(fields.tools or []):
         if spec.type != "function":
             continue
         if not spec.name:
             raise InvalidField(f"tools[{i}].name", "is required, beside type")
+        if not NAME.fullmatch(spec.name):
+            raise InvalidField(f"tools[{i}].name", NAME_RULE)
+        if spec.name in offered:
+            raise InvalidField(f"tools[{i}].name", f"there are two functions of the name {spec.name!r}")
         if not depth_of(spec.parameters, DEPTH_LIMIT):
             what = f"is nested more than {DEPTH_LIMIT} levels deep, or too large"
             raise InvalidField(f"tools[{i}].parameters", what)
-        offered.append(Tool(spec.name, spec.description, spec.parameters, bool(spec.strict)))
+        offered[spec.name] = Tool(spec.name, spec.description, spec.parameters, bool(spec.strict))
     parallel = fields.parallel_tool_calls is not False
     choice = fields.tool_choice
     if isinstance(choice, ToolChoice):
-        return _by_object(choice, tuple(offered), parallel)
-    word = _WORDS.get(choice or "auto")
+        return _by_object(choice, tuple(offered.values()), parallel)
+    word = _WORDS.get("auto" if choice is None else choice)
     if word is None:
         raise InvalidField("tool_choice", f"{choice!r} is none of {', '.join(_WORDS)}, nor an object")
     if word is ChoiceOfTool.REQUIRED and not offered:
         raise InvalidField("tool_choice", "required, but tools has no function")
-    return Tools(tuple(offered), word, parallel=parallel)
+    return Tools(tuple(offered.values()), word, parallel=parallel)
 
 
 def _by_object(choice: ToolChoice, offered: tuple[Tool, ...], parallel: bool) -> Tools:
@@ -137,9 +144,7 @@ def _constraint(wanted: TextFormat | None) -> Constraint | None:
         raise InvalidField("text.format.type", f"{wanted.type!r} is none of text, json_object, json_schema")
     if wanted.schema is None:
         raise InvalidField("text.format.schema", "is required")
-    if not depth_of(wanted.schema, DEPTH_LIMIT):
-        raise InvalidField("text.format.schema", f"is nested more than {DEPTH_LIMIT} levels deep, or too large")
-    return Constraint(ConstraintKind.JSON_SCHEMA, wanted.schema, "text.format.schema")
+    return schema_constraint(wanted.schema, "text.format.schema", strict=bool(wanted.strict))
 
 
 def _logprobs(fields: ResponsesRequest) -> int:

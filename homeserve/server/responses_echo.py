@@ -52,7 +52,8 @@ def _text(options: TextOptions) -> dict[str, Any]:
 def _format(wanted: TextFormat | None) -> dict[str, Any]:
     if wanted is None or wanted.type != "json_schema":
         return {"type": "text" if wanted is None else wanted.type}
-    made = {"type": "json_schema", "name": wanted.name or "response", "schema": wanted.schema, "strict": True}
+    named = {"type": "json_schema", "name": wanted.name or "response"}
+    made = {**named, "schema": wanted.schema, "strict": bool(wanted.strict)}
     return made if wanted.description is None else {**made, "description": wanted.description}
 
 

@@ -26,6 +26,7 @@ from homeserve.server.fields import (
     StreamOptions,
     refuse_unsupported,
 )
+from homeserve.server.reasoning import Effort
 
 METADATA_LIMIT = 16
 """Pairs of `metadata`."""
@@ -36,7 +37,7 @@ LOGPROBS = "message.output_text.logprobs"
 _Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 _Key = Annotated[str, Meta(max_length=64)]
 _Text512 = Annotated[str, Meta(max_length=512)]
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+_Budget = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Summary = Literal["auto", "concise", "detailed"]
 
 
@@ -152,6 +153,10 @@ class _Conversation(Common, kw_only=True):
     """False: at most one call in one response."""
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
+    reasoning_budget: _Budget | None = None
+    """The most tokens of a thought, beyond OpenAI's API. The same under other names:"""
+    thinking_budget: _Budget | None = None
+    thinking_token_budget: _Budget | None = None
     truncation: Literal["auto", "disabled"] | None = None
     """Nothing is ever dropped from the input: a conversation that is too long is refused, under `auto` too."""
     chat_template_kwargs: dict[str, Any] | None = None

@@ -196,6 +196,7 @@ def test_formats_of_text_are_constraints() -> None:
 
 def test_efforts() -> None:
     assert call_of(reasoning={"effort": "high"}).reasoning.effort == "high"
+    assert call_of(reasoning_budget=9).reasoning.budget == 9
     none = call_of(reasoning={"effort": "none"}).reasoning
     assert none.enabled is False and none.effort is None
     assert call_of().reasoning.enabled is None
@@ -288,6 +289,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{**ADD, "parameters": []}]}, "tools[0].parameters"),
     ({"tools": [{**ADD, "parameters": DEEP}]}, "tools[0].parameters"),
     ({"tools": [ADD] * 129}, "tools"),
+    ({"tools": [ADD, SUB, ADD]}, "tools[2].name"),
+    ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+    ({"tool_choice": ""}, "tool_choice"),
+    ({"reasoning_budget": 3, "thinking_budget": 4}, "thinking_budget"),
+    ({"reasoning_budget": -2}, "reasoning_budget"),
     ({"tool_choice": 1}, "tool_choice"),
     ({"tool_choice": "any"}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),

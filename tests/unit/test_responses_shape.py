@@ -256,7 +256,7 @@ def test_a_response_repeats_the_settings_in_force() -> None:
         prompt_cache_key="k",
     )
     assert response["tools"] == [{**TOOLS[0], "description": None}]
-    assert response["text"]["format"] == {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
+    assert response["text"]["format"] == {"type": "json_schema", "name": "n", "schema": schema, "strict": False}
     assert (response["store"], response["truncation"], response["service_tier"]) == (False, "disabled", "default")
     assert (response["temperature"], response["top_p"], response["max_output_tokens"]) == (0.0, 1.0, 9)
     assert (response["instructions"], response["metadata"]) == ("Be brief.", {"a": "b"})

@@ -19,9 +19,15 @@ from responses_check import check_response, check_stream
 from homeserve.errors import InvalidField, WorkerLost
 from homeserve.server.responses_schemas import InputTokens
 from homeserve.text.answer import Part, PartKind, PlainReader
+from homeserve.text.dialects import CALLS, THOUGHTS, Dialect
 
 PATH = "/v1/responses"
 TOOL: Any = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}
+
+HERMES = Dialect(
+    next(form for form in THOUGHTS if form.name == "think-tags"),
+    next(form for form in CALLS if form.name == "tagged-json"),
+)
 
 
 class Sum(pydantic.BaseModel):
@@ -103,7 +109,7 @@ async def test_probes_are_answered(empty: Any) -> None:
 
 
 async def test_thoughts_and_calls_are_items(reading: None) -> None:
-    async with serving() as world:
+    async with serving(context=2048) as world:
         world.fleet.script = b'?Hm.So:!{"a":1}'
         _, body = await ask(world, tools=[TOOL])
         check_response(body)
@@ -112,6 +118,24 @@ async def test_thoughts_and_calls_are_items(reading: None) -> None:
         call = body["output"][2]
         assert (call["call_id"], call["name"], call["arguments"]) == ("call_1", "add", '{"a":1}')
         assert check_stream(await stream(world, tools=[TOOL]))["output"][2]["arguments"] == '{"a":1}'
+
+
+async def test_what_a_model_writes_in_its_own_format_becomes_items() -> None:
+    async with serving(context=2048) as world:
+        world.context.dialect = HERMES
+        written = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+        world.fleet.script = f"<think>\nHm.\n</think>\n\nOne moment.{written}".encode()
+        _, body = await ask(world, tools=[TOOL])
+        check_response(body)
+        thought, message, call = body["output"]
+        assert thought["content"][0]["text"].strip() == "Hm." and message["content"][0]["text"].strip() == "One moment."
+        assert call["name"] == "add" and json.loads(call["arguments"]) == {"a": 1} and call["call_id"]
+        assert body["status"] == "completed" and body["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+        streamed = check_stream(await stream(world, tools=[TOOL]))
+        assert [item["type"] for item in streamed["output"]] == ["reasoning", "message", "function_call"]
+        assert streamed["output"][2]["arguments"] == call["arguments"]
+        cut = check_stream(await stream(world, tools=[TOOL], max_output_tokens=len(world.fleet.script) - 20))
+        assert cut["status"] == "incomplete" and cut["output"][2]["status"] == "incomplete"
 
 
 async def test_the_prompt_is_the_one_of_a_chat_with_the_same_messages() -> None:
@@ -159,8 +183,9 @@ async def test_tools_reach_the_template_unless_they_may_not_be_called() -> None:
             seen.append((tools, more))
             return await super().render(messages, tools, **more)
 
-    async with serving() as world:
+    async with serving(context=2048) as world:
         world.context.templates = Listening()  # type: ignore[assignment]
+        world.context.dialect = HERMES
         for choice in ("auto", "none"):
             await ask(
                 world, tools=[{"type": "custom", "name": "x"}, TOOL], tool_choice=choice, reasoning={"effort": "low"}
@@ -291,7 +316,7 @@ async def test_a_full_queue_is_429() -> None:
 
 
 async def test_tools_that_are_skipped_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    async with serving() as world:
+    async with serving(context=2048) as world:
         with caplog.at_level(logging.INFO, "homeserve.server"):
             for _ in range(2):
                 status, _ = await ask(world, tools=[{"type": "web_search"}, {"type": "mcp", "server_label": "x"}, TOOL])
@@ -315,7 +340,7 @@ async def test_the_client_creates_and_streams() -> None:
 
 
 async def test_the_clients_own_stream_takes_thoughts_and_calls(reading: None) -> None:
-    async with serving() as world, client_of(world) as client:
+    async with serving(context=2048) as world, client_of(world) as client:
         world.fleet.script = b'?Hm.So:!{"a":1}'
         async with client.responses.stream(model="tiny", input="q", tools=[TOOL]) as events:
             snapshots = [e.snapshot async for e in events if e.type == "response.function_call_arguments.delta"]
