@@ -98,6 +98,16 @@ class Sampling(_Record, frozen=True):
     guide: Guide | None = None
 
 
+MEAN, LAST, CLS = "mean", "last", "cls"
+POOLINGS = (MEAN, LAST, CLS)
+"""How the states of a prompt become its embedding: their mean, the last one, the first one."""
+
+
+def needs_all_rows(pooling: str) -> bool:
+    """Whether an embedding is made of rows that a cached prefix does not compute."""
+    return pooling in (MEAN, CLS)
+
+
 class NewLane(_Record, frozen=True):
     """A request takes a lane: its settings travel once. `prompt_len` tells prompt tokens from generated ones (penalties
     count generated tokens for presence and frequency, all tokens for repetition). `history` holds the int32 tokens
