@@ -45,6 +45,7 @@ def written_in(form: CallForm, marks: Marks) -> CallForm:
         marks.written(form.tag.value_opens),
         marks.written(form.tag.closes),
         form.tag.padded,
+        form.tag.says_type,
     )
     opens, closes, between, id_mark, quote = map(
         marks.written, (form.opens, form.closes, form.between, form.id_mark, form.quote)

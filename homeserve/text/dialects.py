@@ -37,7 +37,7 @@ class TagForm:
 
     What stands between `key_closes` and `value_opens` is skipped, but for `string="true"`, which says that the value is
     a text (`"false"`: that it is JSON). Without it a value is what the tool's schema says. `padded`: a newline behind
-    `value_opens` and one before `closes` are no part of the value.
+    `value_opens` and one before `closes` are no part of the value. `says_type`: tags have that attribute.
     """
 
     opens: str
@@ -45,6 +45,7 @@ class TagForm:
     value_opens: str
     closes: str
     padded: bool = False
+    says_type: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,11 @@ class CallForm:
     """`without`: texts that stand in no template of the format; they tell it from another with the same signs.
 
     Several calls follow each other, each within its own marks, but for lists. `closes` is empty where the end of the
-    answer is the call's end. `section`: marks around all calls of an answer, or around each; the space within is none
-    of a call's. `id_mark`: between name and `between` stands this mark and an id, in some versions. `name_key` empty:
-    the object has one key, the name, whose value is the arguments. `header_id`: what stands for the name is an id,
-    `functions.NAME:NUMBER`, which the template wants back. `short_ids`: the template takes ids of nine letters and
-    digits and no others.
+    answer is the call's end. `section`: marks around all calls of an answer, or with `each` around every one; the space
+    within is none of a call's. `id_mark`: between name and `between` stands this mark and an id, in some versions.
+    `name_key` empty: the object has one key, the name, whose value is the arguments. `header_id`: what stands for the
+    name is an id, `functions.NAME:NUMBER`, which the template wants back. `short_ids`: the template takes ids of nine
+    letters and digits and no others.
     """
 
     name: str
@@ -80,6 +81,7 @@ class CallForm:
     arguments_key: str = "arguments"
     id_mark: str = ""
     section: tuple[str, str] = ("", "")
+    each: bool = False
     tag: TagForm | None = None
     quote: str = ""
     header_id: bool = False
@@ -101,7 +103,7 @@ CHANNEL_MARKS = (START, CHANNEL, MESSAGE, END, "<|call|>", "<|return|>", "<|cons
 
 _PARAMETER = TagForm("<parameter=", ">", "", "</parameter>", padded=True)
 _NAMED = TagForm('<parameter name="', '"', ">", "</parameter>")
-_DSML = TagForm('<｜DSML｜parameter name="', '"', ">", "</｜DSML｜parameter>")
+_DSML = TagForm('<｜DSML｜parameter name="', '"', ">", "</｜DSML｜parameter>", says_type=True)
 _ARG = TagForm("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 
@@ -126,11 +128,11 @@ CALLS = (
     CallForm(
         "function-tags", "<function=", "</function>", CallBody.NAME_THEN_TAGS,
         ("<tool_call>", "<function=", "<parameter="), between=">", section=("<tool_call>", "</tool_call>"),
-        tag=_PARAMETER,
+        each=True, tag=_PARAMETER,
     ),
     CallForm(
         "seed-tags", "<function=", "</function>", CallBody.NAME_THEN_TAGS, ("<seed:tool_call>",), between=">",
-        section=("<seed:tool_call>", "</seed:tool_call>"), tag=_PARAMETER,
+        section=("<seed:tool_call>", "</seed:tool_call>"), each=True, tag=_PARAMETER,
     ),
     CallForm(
         "invoke-tags", '<invoke name="', "</invoke>", CallBody.NAME_THEN_TAGS, ("<minimax:tool_call>", "<invoke"),
