@@ -70,6 +70,10 @@ _ACTIVATION_BLOCK = (32, 80)
 _PARTITION_PAGES = 16
 """Pages of one part of a split attention, and parts that may be open for each thread."""
 _SPLIT_ITEMS = 4
+_GRAMMAR = 64 * 1024
+"""Bytes of the largest grammar of a request."""
+_PLAN_EMBEDDINGS = 32
+"""Embeddings that one plan may bring."""
 _FLIP_RESULT = 48 * 16
 """What a rank says of a flip, beside what it says of a plan. (A plan of a flip is never the largest plan.)"""
 
@@ -104,19 +108,21 @@ def plan_log_bytes(
     groups: int = 1,
     flip: bool = False,
     drafts: int = 0,
+    hidden: int = 0,
 ) -> int:
     """Shared memory of the plan log and of each rank's report ring, reserved when the fleet starts.
 
     `context` is the longest request in tokens, `groups` how many page tables it has: one, and one for each window;
-    `drafts` the most of a round, which stays within the context and answers with a token for each of them more. The
-    slots are made for the largest plan and the largest result that these limits allow (the same sums as the
-    scheduler's).
+    `drafts` the most of a round, which stays within the context and answers with a token for each of them more,
+    `hidden` the floats of an embedding. The slots are made for the largest plan and the largest result that these
+    limits allow (the same sums as the scheduler's).
     """
     lane_pages = _parts(context, PAGE)
-    newcomers = 2 * (4 * context + 64 * 1024)
+    newcomers = 2 * (4 * context + 64 * 1024) + _GRAMMAR
     plan = newcomers + 64 * running + 4 * chunk + 4 * running * (1 + lane_pages) * groups + 4096
     samples = running * (1 + drafts)
     result = (samples + 32) * (32 + 16 * 21) + 64 * samples + 16384 + (_FLIP_RESULT if flip else 0)
+    result += min(running, _PLAN_EMBEDDINGS) * hidden * _FLOAT
     log = 64 + plans_in_flight * _slot(plan)
     report = 64 + (plans_in_flight + 4) * _slot(result)
     return log + ranks * report

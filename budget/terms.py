@@ -329,7 +329,9 @@ def _host(job: Job, option: Option, ceilings: Ceilings) -> Iterable[Term]:
     alike = like_cpu(job, option)
     flying = max(plans_in_flight(ranks, layout) for layout in option.layouts) if alike else 2
     limits = ranks, job.running, job.wish.chunk, job.context, flying
-    log = host_lines.plan_log_bytes(*limits, groups=groups, flip=option.flips, drafts=job.drafts)
+    log = host_lines.plan_log_bytes(
+        *limits, groups=groups, flip=option.flips, drafts=job.drafts, hidden=job.shape.hidden
+    )
     yield Term(cpu, host_lines.PLAN_LOG, log, ALWAYS, "computed", "shared memory between the processes")
     if alike and ranks > 1:
         sizes = [act_sizes(job.shape, ranks, layout, job.rows, job.running, job.drafts) for layout in option.layouts]

@@ -153,6 +153,7 @@ def engine_limits(settings: Settings, plan: Plan, ranks: RankPlan) -> EngineLimi
         windows=tuple(plan.window_slots.items()),
         layout=ranks.layout,
         drafts=at_rest.drafts,
+        hidden=plan.shape.hidden,
         drafts_adapt=settings.draft == "auto",
         flip=flip_limits(settings, plan, ranks) if ranks.flip else None,
         no_flip=no_flip(settings, plan),

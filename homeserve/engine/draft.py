@@ -24,6 +24,8 @@ class Draft:
     """(sequence, positions computed, state slot): checkpoints that this plan saves."""
     new_bytes: int = 0
     logprob_rows: int = 0
+    embeddings: int = 0
+    """Prompts of which this plan brings the embedding."""
     decodes: set[int] = field(default_factory=set)
     """Keys of the sequences whose rows decode,"""
     rounds: dict[int, int] = field(default_factory=dict)
@@ -34,7 +36,7 @@ class Draft:
     def name(self, sequence: Sequence) -> None:
         """From here on the sequence counts as in flight: its lane, and what of the pool its next row sees, are not
         given back before this plan is acknowledged."""
-        if sequence not in self.named:
+        if sequence.turn != self.number:
             self.named.append(sequence)
             sequence.in_flight += 1
             sequence.turn = self.number
@@ -66,3 +68,5 @@ class Emit:
     finish: FinishReason | None = None
     error: str | None = None
     """What went wrong, where `finish` is ERROR."""
+    embedding: bytes = b""
+    """What a call with pooling ends with."""

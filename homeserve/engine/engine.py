@@ -173,8 +173,8 @@ class Engine:
         """Queue a call. Raises Draining, QueueFull, ContextOverflow."""
         if self._draining or self._state in ("failed", "stopped"):
             raise Draining("the server is shutting down and takes no new requests")
-        if len(call.prompt) + 1 > self.token_limit:
-            raise ContextOverflow(len(call.prompt), self.token_limit - 1)
+        if call.least_tokens > self.token_limit:
+            raise ContextOverflow(len(call.prompt), self.token_limit - (call.least_tokens - len(call.prompt)))
         # Counted over all that is open: a call that waits for the next plan, not for a lane, is no reason to refuse.
         if len(self._streams) >= self.limits.running + self.limits.waiting:
             raise QueueFull(self._scheduler.waiting_count)
@@ -471,7 +471,8 @@ class Engine:
                 self._counts.ended[emit.finish] += 1
                 del self._streams[emit.sequence.key]
                 del self._sequences[stream]
-            stream.push(TokenEvent(emit.tokens, emit.logprobs, emit.prompt_logprobs, emit.finish, emit.error))
+            told = emit.tokens, emit.logprobs, emit.prompt_logprobs, emit.finish, emit.error, emit.embedding
+            stream.push(TokenEvent(*told))
         if not self._streams:
             self._quiet.set()
 

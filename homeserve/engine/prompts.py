@@ -18,9 +18,9 @@ from homeserve.engine.draft import Draft
 from homeserve.engine.memory import Memory
 from homeserve.engine.request import EngineLimits
 from homeserve.engine.sequence import Sequence, SequenceState
-from homeserve.engine.sizes import PROMPT_LOGPROB_ROWS, new_lane_bytes, new_lanes_bytes_limit
+from homeserve.engine.sizes import PLAN_EMBEDDINGS, PROMPT_LOGPROB_ROWS, new_lane_bytes, new_lanes_bytes_limit
 from homeserve.engine.states import checkpoint_after
-from homeserve.wire.records import LaneRows, NewLane, Sampling
+from homeserve.wire.records import LaneRows, NewLane, Sampling, needs_all_rows
 
 
 @dataclass
@@ -86,8 +86,12 @@ class Prompts:
         end = min(sequence.target, start + budget, max(self._memory.tables.room(sequence), sequence.issued + 1))
         place = checkpoint_after(start, sequence.target) if self._memory.keeps_checkpoints else sequence.target
         end = min(end, place)
+        brings = bool(sequence.call.pooling) and end == sequence.target
+        if brings and draft.embeddings == PLAN_EMBEDDINGS:
+            return 0
         if end <= start or not self._grow(sequence, end):
             return 0
+        draft.embeddings += brings
         if sequence.call.prompt_logprobs >= 0:
             draft.logprob_rows = end - start
         last = end == sequence.target
@@ -135,7 +139,10 @@ class Prompts:
         if restore >= 0:
             self._memory.states.touch(path[-1])
         draft.new.append(
-            NewLane(sequence.lane, sequence.key, sequence.prompt_len, sequence.call.sampling, history, restore)
+            NewLane(
+                *(sequence.lane, sequence.key, sequence.prompt_len, sequence.call.sampling, history, restore),
+                pooling=sequence.call.pooling,
+            )
         )
         draft.new_bytes += size
         draft.name(sequence)
@@ -145,8 +152,9 @@ class Prompts:
 
     def _hit_limit(self, sequence: Sequence) -> int:
         """Pages that may come from the cache: the last token is always computed, and a prompt whose own
-        log-probabilities are asked for is computed whole."""
-        if not self._limits.prefix_cache or sequence.call.prompt_logprobs >= 0:
+        log-probabilities are asked for, or an embedding of all its states, is computed whole."""
+        call = sequence.call
+        if not self._limits.prefix_cache or call.prompt_logprobs >= 0 or needs_all_rows(call.pooling):
             return 0
         return (sequence.target - 1) // PAGE_LEN
 

@@ -41,6 +41,11 @@ class GenerateCall:
     pooling: str = ""
     """`mean`, `last` or `cls`: no token is generated, the prompt's embedding comes with the last event."""
 
+    @property
+    def least_tokens(self) -> int:
+        """What has to have room in the context: the prompt, and the token that is drawn behind it."""
+        return len(self.prompt) + (not self.pooling)
+
 
 @dataclass
 class Timings:
@@ -174,6 +179,8 @@ class EngineLimits:
     """Of the ranks, where there are several."""
     drafts: int = 0
     """The most drafts of a round in the layout in force; 0: nothing is drafted there."""
+    hidden: int = 0
+    """Floats of an embedding."""
     drafts_adapt: bool = True
     """Whether each round has as many drafts as pay (`engine.speculation`), or always `drafts`."""
     flip: FlipLimits | None = None

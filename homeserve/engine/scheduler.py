@@ -266,7 +266,7 @@ class Scheduler:
         """Why a sequence is not tried once more after a loss; empty where it is."""
         if sequence.strikes >= STRIKES_OUT:
             return f"the worker died each time it was computed, {STRIKES_OUT} times alone; the last time: {why}"
-        if sequence.target >= self.token_limit:
+        if sequence.target + (not sequence.call.pooling) > self.token_limit:
             return f"its {sequence.target} tokens do not fit the KV pool that is left, of {self.token_limit} tokens"
         return ""
 
@@ -286,7 +286,7 @@ class Scheduler:
             if sequence.held or sequence.finish is not None:
                 continue
             if sequence.state is SequenceState.DECODE:
-                decoding += 1
+                decoding += not sequence.call.pooling  # whose last rows are on their way
                 left += sequence.call.max_tokens - sequence.generated
             else:
                 pending += sequence.target - sequence.issued
@@ -416,6 +416,8 @@ class Scheduler:
                 emits.append(Emit(sequence, prompt_logprobs=about_prompt))
             if sample.failed:
                 self._fail(sequence, sample.failed, emits)
+            elif sample.embedding:
+                self._embed(sequence, sample.embedding, emits)
             return
         sequence.pending -= 1
         if sequence.finish is not None:
@@ -435,6 +437,15 @@ class Scheduler:
         elif sequence.state in RUNNING:
             self._tables.share(sequence)
             self._memory.attach_checkpoints(sequence)
+
+    @staticmethod
+    def _embed(sequence: Sequence, embedding: bytes, emits: list[Emit]) -> None:
+        """All that a call with pooling asks for."""
+        sequence.pending -= 1
+        if sequence.finish is None:
+            sequence.finish = FinishReason.STOP
+            sequence.move(SequenceState.ENDING)
+            emits.append(Emit(sequence, finish=FinishReason.STOP, embedding=embedding))
 
     def _fail(self, sequence: Sequence, why: str, emits: list[Emit]) -> None:
         """No token could be drawn for it: it ends, and it alone."""

@@ -10,6 +10,9 @@ from homeserve.wire.records import Guide, Sampling
 PROMPT_LOGPROB_ROWS = 32
 """Rows of a chunk whose every row needs logits: bounds the logits buffer."""
 
+PLAN_EMBEDDINGS = 32
+"""Prompts whose embeddings one plan may bring: bounds its result."""
+
 MOST_RANKS = 16
 
 GRAMMAR_BYTES_MAX = 64 * 1024
@@ -54,8 +57,10 @@ def flip_bytes_limit(limits: EngineLimits) -> int:
 
 def result_bytes_limit(limits: EngineLimits, top_logprobs: int = 20) -> int:
     """Upper bound of an encoded result: a sample a lane, or as many as a round may draw, log-probabilities with
-    `top_logprobs` alternatives each. (A census has no samples: its exchanges and launches have that room.)"""
+    `top_logprobs` alternatives each, and some lanes' embeddings. (A census has no samples: its exchanges and launches
+    have that room.)"""
     one = 32 + 16 * (top_logprobs + 1)
     flip = 48 * MOST_RANKS if limits.flip is not None else 0
     samples = limits.running * (1 + limits.most_drafts)
-    return (samples + PROMPT_LOGPROB_ROWS) * one + 64 * samples + flip + 16384
+    embeddings = min(limits.running, PLAN_EMBEDDINGS) * 4 * limits.hidden
+    return (samples + PROMPT_LOGPROB_ROWS) * one + 64 * samples + flip + embeddings + 16384

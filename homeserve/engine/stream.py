@@ -41,6 +41,7 @@ class TokenStream:
         self._prompt_logprobs: list[Logprobs] = []
         self._finish: FinishReason | None = None
         self._error: str | None = None
+        self._embedding = b""
         self._ready = asyncio.Event()
 
     @property
@@ -57,6 +58,7 @@ class TokenStream:
         self._prompt_logprobs.extend(event.prompt_logprobs)
         self._finish = event.finish
         self._error = event.error
+        self._embedding = event.embedding
         self.usage.completion_tokens += len(event.tokens)
         self._ready.set()
         if not self._held and self._finish is None and len(self._tokens) > self._backlog_limit:
@@ -71,9 +73,8 @@ class TokenStream:
             raise StopAsyncIteration
         await self._ready.wait()
         self._ready.clear()
-        event = TokenEvent(
-            tuple(self._tokens), tuple(self._logprobs), tuple(self._prompt_logprobs), self._finish, self._error
-        )
+        came = tuple(self._tokens), tuple(self._logprobs), tuple(self._prompt_logprobs)
+        event = TokenEvent(*came, self._finish, self._error, self._embedding)
         self._tokens.clear()
         self._logprobs.clear()
         self._prompt_logprobs.clear()

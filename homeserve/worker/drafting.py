@@ -50,6 +50,7 @@ from homeserve.worker.answering import answer_of, answers_of_drafts, next_input
 from homeserve.worker.drawn import NO_TOKEN, OUTCOME, Drawn, TokenReceiver, TokenSender, draft_label, request_bits
 from homeserve.worker.faults import FaultPoint
 from homeserve.worker.lanes import Group, Lanes
+from homeserve.worker.pooling import pool
 
 Ints = npt.NDArray[np.int32]
 Logits = npt.NDArray[np.float32]
@@ -93,6 +94,7 @@ class Drafting:
             samples = self._draw(groups, logits)
             tokens = _tokens_of(samples)
             self._tell(plan, groups, tokens)
+            samples += pool(self.lanes, program, batch, groups)
         else:
             tokens = self._told(plan, groups)
         self._settle(program, groups, tokens)
@@ -184,7 +186,7 @@ class Drafting:
         for group in groups:
             if group.rows.drafts:
                 self.lanes.settle(group, tokens[group.lane])
-            elif group.rows.sample:
+            elif group.draws:
                 self.lanes[group.lane].last_token = tokens[group.lane][-1]
 
 

@@ -34,6 +34,7 @@ from homeserve.worker.faults import FaultPoint
 from homeserve.worker.flip import FlipRefused
 from homeserve.worker.lanes import LaneRefused, Lanes
 from homeserve.worker.load import Loaded, load
+from homeserve.worker.pooling import pool
 from homeserve.worker.side import Side
 
 FLIPS = (PlanKind.FLIP_PREPARE, PlanKind.FLIP_COMMIT, PlanKind.FLIP_ABANDON)
@@ -191,7 +192,7 @@ class Runner:
         for group in groups:
             lanes.advance(group)
         if self._receiver is not None:
-            self._receiver.expect(plan.epoch, plan.seq, [rows.lane for rows in plan.rows if rows.sample])
+            self._receiver.expect(plan.epoch, plan.seq, [group.lane for group in groups if group.draws])
         if not lanes.draws:
             return ()
         samples = tuple(
@@ -203,7 +204,7 @@ class Runner:
             told = [(each, next_input(each)) for each in samples]
             drawn = [Drawn(each.lane, request_bits(each.request), token) for each, token in told if token >= 0]
             self._sender.send(plan.epoch, plan.seq, drawn)
-        return samples
+        return samples + pool(lanes, program, batch, groups)
 
 
 def _launches(backend: Backend) -> tuple[tuple[str, int], ...] | None:

@@ -30,19 +30,22 @@ SHAPE = ModelShape(
     in_flight=st.integers(1, 8),
     windows=st.sets(st.integers(1, 8192), max_size=2),
     drafts=st.integers(0, 8),
+    hidden=st.integers(1, 8192),
 )
 def test_the_plan_log_is_what_the_fleet_makes(
-    ranks: int, running: int, chunk: int, context: int, in_flight: int, windows: set[int], drafts: int
+    ranks: int, running: int, chunk: int, context: int, in_flight: int, windows: set[int], drafts: int, hidden: int
 ) -> None:
     limits = EngineLimits(
         context=context, kv_tokens=context, running=running, waiting=1, chunk=chunk, prefill_delay=0,
         plans_in_flight=in_flight, prefix_cache=True, windows=tuple((each, 16) for each in sorted(windows)),
-        drafts=drafts,
+        drafts=drafts, hidden=hidden,
     )  # fmt: skip
     log = ring_bytes(in_flight, slot_bytes_for(plan_bytes_limit(limits)))
     report = ring_bytes(in_flight + PROGRESS_SLOTS, slot_bytes_for(result_bytes_limit(limits)))
     sizes = ranks, running, chunk, context, in_flight
-    assert host_lines.plan_log_bytes(*sizes, groups=1 + len(windows), drafts=drafts) == log + ranks * report
+    assert (
+        host_lines.plan_log_bytes(*sizes, groups=1 + len(windows), drafts=drafts, hidden=hidden) == log + ranks * report
+    )
 
 
 def test_buffers_grow_with_rows_threads_and_context_and_by_what() -> None:
