@@ -234,6 +234,15 @@ def test_answers_are_what_their_guide_says(seed: int) -> None:
     check(plain(guided(JSON, seed=seed, top_k=3, repetition_penalty=1.3, presence_penalty=0.5, min_p=0.1)))
 
 
+@pytest.mark.parametrize("in_thought", [True, False])
+def test_a_thought_has_its_whole_budget_behind_any_prompt(in_thought: bool) -> None:
+    """That never closes by itself: what the prompt has in front of it is no part of it."""
+    of = json_guide(OBJECT, opens=[THINK], closes=[CLOSE], in_thought=in_thought, budget=7)
+    answer = plain(guided(of, logit_bias=((CLOSE, -100.0), (THINK, 100.0))))
+    assert answer.index(CLOSE) == (7 if in_thought else 8)
+    check(answer[answer.index(CLOSE) + 1 :])
+
+
 def test_log_probabilities_are_those_of_the_models_own_logits() -> None:
     at = desk()
     request = at.begin(1, PROMPT, guided(JSON, top_logprobs=2, seed=5))
