@@ -91,10 +91,10 @@ class PlainReader:
 
 def merged(parts: Iterable[Part]) -> tuple[Part, ...]:
     """Neighbours of one kind (and of one call) as one part."""
-    made: list[Part] = []
+    made: list[tuple[Part, list[str]]] = []
     for part in parts:
-        if made and made[-1].kind is part.kind and made[-1].call == part.call:
-            made[-1] = replace(made[-1], text=made[-1].text + part.text)
+        if made and made[-1][0].kind is part.kind and made[-1][0].call == part.call:
+            made[-1][1].append(part.text)
         else:
-            made.append(part)
-    return tuple(made)
+            made.append((part, [part.text]))
+    return tuple(first if len(texts) == 1 else replace(first, text="".join(texts)) for first, texts in made)

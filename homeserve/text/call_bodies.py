@@ -65,12 +65,11 @@ class CallReader:
         self._calls = calls
         self._tools = tools
         self._loose = LooseValues(cursor, form.quote)
-        self._raw = ""  # of a call that has not begun
-        self._begun = False
+        self._raw: list[str] = []  # of a call that has not begun
 
     def read(self) -> Reading[str]:
         """ "" where at least one call has begun; else what was read, which is text. May leave a closing mark unread."""
-        self._raw, self._begun = "", False
+        self._raw = []
         match self._form.body:
             case CallBody.JSON_OBJECT | CallBody.JSON_LIST:
                 yield from self._objects()
@@ -78,31 +77,32 @@ class CallReader:
                 yield from self._expressions()
             case _:
                 yield from self._named()
-        return self._raw
+        return "".join(self._raw)
 
     # ------------------------------------------------------------------------------------------ helpers of all bodies
 
     def _keep(self, text: str) -> None:
-        self._raw += text
+        self._raw.append(text)
 
     def _next(self) -> Reading[str]:
         char = yield from self._cursor.next()
-        self._raw += char
+        self._raw.append(char)
         return char
 
     def _past_space(self) -> Reading[str]:
         char = yield from self._cursor.past_space(self._keep)
-        self._raw += char
+        self._raw.append(char)
         return char
 
     def _give_back(self, char: str) -> None:
-        if char:
-            self._raw = self._raw[:-1]
+        """The last character that was read, "" for the end."""
+        if self._raw:
+            self._raw.pop()
         self._cursor.back(char)
 
     def _begin(self, name: str, id: str = "") -> None:
         self._calls.begin(name.encode("utf-8", "replace").decode(), id)
-        self._raw, self._begun = "", True
+        self._raw = []
 
     # --------------------------------------------------------------------------------------------------- JSON objects
 
@@ -125,14 +125,14 @@ class CallReader:
                 if space:
                     self._cursor.back("".join(space))
                 return
-            self._raw = "{"
+            self._raw = ["{"]
         self._give_back(char)
 
     def _object(self) -> Reading[bool]:
         """One call from behind its brace. False where it is none, or broken."""
         found = _Found()
         whole = yield from self._pairs(found, nested=False)
-        if found.name is None or (whole and not self._is_known(found.name)):
+        if found.name is None or not self._is_known(found.name):
             return False
         if not found.begun:
             self._begin(found.name)
@@ -141,7 +141,7 @@ class CallReader:
         if whole and not found.told and not found.held:
             self._calls.arguments("{}")
         if whole:
-            self._raw = ""
+            self._raw = []
             self._calls.ended()
         return whole
 
@@ -206,7 +206,7 @@ class CallReader:
         def hold(text: str) -> None:
             value.append(text)
             if not found.begun:
-                self._raw += text
+                self._keep(text)
 
         whole = yield from self._json_value(hold)
         found.held = _object_text("".join(value)) if whole else "".join(value)
@@ -306,7 +306,7 @@ class CallReader:
             end = next((mark for mark in ends if header.endswith(mark)), None)
             if end is not None:
                 if end != form.between and form.body is CallBody.NAME_THEN_TAGS:
-                    self._raw = self._raw[: -len(end)]
+                    del self._raw[-len(end) :]
                     self._cursor.back(end)
                 return header.removesuffix(end)
             if len(header) > NAME_CHARS_MAX or not self._may_be_header(header, ends):
@@ -420,9 +420,9 @@ class CallReader:
             char = yield from self._cursor.past_space()
             if char == ",":
                 char = yield from self._cursor.past_space()
-            self._raw = char
+            self._raw = [char]
         if char == "]":
-            self._raw = ""
+            self._raw = []
             return
         self._give_back(char)
 

@@ -18,12 +18,12 @@ from typing import Any
 from homeserve.text.answer import PartKind
 from homeserve.text.cursor import Cursor, Reading
 from homeserve.text.dialects import CHANNEL, CHANNEL_MARKS, MESSAGE, START
-from homeserve.text.marks import Marks, visible
+from homeserve.text.marks import STAND_INS, Marks
 from homeserve.text.parts_made import PartsMade
 
 HEADER_CHARS_MAX = 256
 """A longer header is none; what was taken for one is text."""
-_RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
+_RECIPIENT = re.compile(rf"to=(?:functions\.)?([^\s<{STAND_INS}]+)")
 _THOUGHT_CHANNEL = "analysis"
 
 
@@ -118,7 +118,7 @@ class ChannelsReader:
         recipient = _RECIPIENT.search(header)
         if recipient is not None and self._reads_calls:
             self._parts.turn_to(PartKind.TEXT)
-            self._parts.begin(visible(recipient[1]))
+            self._parts.begin(recipient[1])
             first = yield from self._cursor.past_space()
             self._cursor.back(first)
             mark = yield from self._cursor.until(self._ends, self._parts.arguments)

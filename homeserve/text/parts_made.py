@@ -37,15 +37,15 @@ class PartsMade:
 
     def text(self, text: str) -> None:
         """Text of the current kind. What stands for a control token is none."""
-        for char in visible(text):
-            if char.isspace() and self.holds_space:
-                self._space += char
-                continue
-            if self._space and not (self._drops_space and not self.said):
-                self._made.append(Part(self.kind, self._space))
-            self._space = ""
-            self.said = True
-            self._made.append(Part(self.kind, char))
+        text = visible(text)
+        bare = text.rstrip() if self.holds_space else text
+        if bare:
+            if self._drops_space and not self.said:
+                self._space, bare = "", bare.lstrip()
+            self._made.append(Part(self.kind, self._space + bare))
+            self._space, self.said = text[len(text.rstrip()) :] if self.holds_space else "", True
+        else:
+            self._space += text
 
     def begin(self, name: str, id: str = "") -> None:
         """A call. An id that the model wrote is kept where it is the only one of its name."""
