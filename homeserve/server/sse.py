@@ -57,9 +57,12 @@ class EventStream:
         )
 
     async def start(self, request_id: str) -> None:
-        """Send the header now: the client sees that it was taken before there is a token."""
+        """Send the header now: the client sees that it was taken before there is a token. Raises ClientLeft."""
         self.response.headers["x-request-id"] = request_id
-        await self.response.prepare(self._request)
+        try:
+            await self.response.prepare(self._request)
+        except ConnectionResetError as error:
+            raise ClientLeft(str(error)) from None
         transport = self._request.transport
         if transport is not None:
             transport.set_write_buffer_limits(high=BUFFER_BYTES)
