@@ -78,15 +78,18 @@ class ModelFacts:
 def read_model(path: str, settings: Settings) -> ModelFacts:
     """Open a checkpoint and read what the plan needs. Raises ModelErrors."""
     from homeserve import checkpoint
+    from homeserve.checkpoint.pooling import pooling_of
     from homeserve.models.registry import folder_families
 
     opened = checkpoint.open(path, folder_families)
     try:
         config, shape, why = _shape_of(opened, settings.model_id or model_id_of(path))
+        pooling = pooling_of(path, opened.arch, opened.metadata)
     except HomeserveError:
         opened.close()
         raise
-    info = ModelInfo(shape.name, path, opened.arch, opened.quant_label, config.context, config.vocab, int(time.time()))
+    known = shape.name, path, opened.arch, opened.quant_label, config.context, config.vocab, pooling
+    info = ModelInfo(*known, created=int(time.time()))
     return ModelFacts(opened, config, info, shape, why)
 
 

@@ -54,6 +54,8 @@ class ModelInfo:
     context: int
     vocab: int = 0
     """Rows of the model's embedding: no token id of it is as large. 0: as many as the tokenizer has."""
+    pooling: str = ""
+    """How its files say that its states become an embedding; empty: they say nothing."""
     created: int = 0
     """Seconds of the epoch; what `/v1/models` calls `created`."""
 

@@ -77,7 +77,7 @@ def _check_ids(ids: list[int], vocab: int, field: str) -> None:
         raise InvalidField(f"{field}[{place}]", f"{ids[place]} is no token id of this model (0 to {vocab - 1})")
 
 
-async def _check_length(text_len: int, tokenizer: Tokenizer, bounds: Bounds, field: str) -> None:
+async def check_length(text_len: int, tokenizer: Tokenizer, bounds: Bounds, field: str) -> None:
     """Raises ContextOverflow for a text that has more characters than all the tokens of a context."""
     if text_len <= max(INLINE_CHARS, bounds.context):
         return
@@ -121,7 +121,7 @@ async def chat_prompt(
         made = _template_messages(messages)
     else:
         made = await asyncio.to_thread(_template_messages, messages)
-    await _check_length(sum(len(m["content"]) for m in made), tokenizer, bounds, where)
+    await check_length(sum(len(m["content"]) for m in made), tokenizer, bounds, where)
     end = ""
     if continue_last:
         made, end = with_mark(made, where)
@@ -135,7 +135,7 @@ async def chat_prompt(
         )
     if continue_last:
         text = until_mark(text, end, where)
-    await _check_length(len(text), tokenizer, bounds, where)
+    await check_length(len(text), tokenizer, bounds, where)
     if marked.mark is None:
         ids = await encode(tokenizer, text, add_special=False)
     else:
@@ -263,7 +263,7 @@ async def completion_prompts(
 
 
 async def _from_text(text: str, tokenizer: Tokenizer, bounds: Bounds, where: str) -> Prompt:
-    await _check_length(len(text), tokenizer, bounds, where)
+    await check_length(len(text), tokenizer, bounds, where)
     return _checked(await encode(tokenizer, text, add_special=True), text, where, tokenizer, bounds)
 
 

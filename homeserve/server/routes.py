@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from homeserve.errors import ContextOverflow, FlipNotBegun, UnknownFlip, UnknownModel
+from homeserve.errors import (
+    ContextOverflow,
+    Draining,
+    FlipNotBegun,
+    QueueFull,
+    RequestFailed,
+    UnknownFlip,
+    UnknownModel,
+)
 from homeserve.server.answer_schemas import (
     AnthropicError,
     ChatAnswer,
@@ -15,6 +23,8 @@ from homeserve.server.answer_schemas import (
     TextChunk,
     Tokens,
 )
+from homeserve.server.embeddings import post_embeddings
+from homeserve.server.embeddings_fields import Embeddings, EmbeddingsRequest
 from homeserve.server.fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from homeserve.server.flip import ROUTE as FLIP
 from homeserve.server.flip import FlipRequest, get_flip, get_flips, post_flip
@@ -100,6 +110,16 @@ ROUTES: tuple[Route, ...] = (
         answers=(Answer("The continuation.", TextAnswer),),
         stream=Stream(f"Chunks of the continuation. {_DONE}", {"": (TextChunk, Error)}),
         errors=(*READS_BODY, ContextOverflow, UnknownModel, *GENERATES),
+    ),
+    Route(
+        "POST",
+        "/v1/embeddings",
+        post_embeddings,
+        "Tell what texts are about, as vectors of length 1.",
+        "OpenAI",
+        body=EmbeddingsRequest,
+        answers=(Answer("The embeddings.", Embeddings),),
+        errors=(*READS_BODY, ContextOverflow, UnknownModel, QueueFull, Draining, *NEEDS_MODEL, RequestFailed),
     ),
     Route(
         "POST",

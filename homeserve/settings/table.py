@@ -185,6 +185,15 @@ class Settings:
         _LOAD,
         metavar="auto|off|N",
     )
+    pooling: str = _option(
+        "auto",
+        "text",
+        "how the states of an input become its embedding: mean (of all), last, cls (the first), or auto (what the"
+        " model's files say, else last); a request may say another",
+        _LOAD,
+        choices=("auto", "mean", "last", "cls"),
+        metavar="P",
+    )
     plan_timeout_s: float = _option(
         120.0,
         "float",
