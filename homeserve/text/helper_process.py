@@ -92,7 +92,7 @@ class HelperProcess:
     async def _ensure(self) -> asyncio.subprocess.Process:
         """The running helper, started if there is none. Call with the turn held."""
         assert self.setup is not None, "a helper is set up before it is asked"
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None and not await _has_ended(self._process):
             return self._process
         self._process = None
         process = await asyncio.create_subprocess_exec(
@@ -130,6 +130,19 @@ async def _exchange(process: asyncio.subprocess.Process, request: bytes, kind: t
     if length > MESSAGE_BYTES_MAX:
         raise ConnectionError(f"a message of {length} bytes")
     return msgspec.json.decode(await process.stdout.readexactly(length), type=kind)
+
+
+async def _has_ended(process: asyncio.subprocess.Process) -> bool:
+    """Asks the kernel where it tells: the loop hears of a death a moment later."""
+    if process.returncode is not None:
+        return True
+    try:
+        if not hasattr(os, "waitid") or os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return False
+    except ChildProcessError:
+        pass  # it was waited for already
+    await process.wait()
+    return True
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:

@@ -2,7 +2,9 @@
 
 Blanks. JSON allows any number of them nearly anywhere, and a small model that may write one more may do so until its
 tokens run out. So the grammar has the separators `": "` and `", "` and no other blank: what `json.dumps` writes, what
-models have seen most on one line, one token in most vocabularies. Whoever wants it indented can do that to what he got.
+models have seen most on one line, one token in most vocabularies. (Where SmolLM2 might write any blanks, they were a
+quarter of what it wrote at temperature 1, a screen of line ends among them; with eight at a time at most, a fifth.)
+Whoever wants JSON indented can do that to what he got.
 
 Closed objects. A schema that lists properties and says nothing of others allows any, in JSON Schema. Models that are
 asked to write such an object seldom have more to say, and small ones then invent keys without end. What is left out

@@ -210,6 +210,21 @@ def test_a_helper_that_is_killed_in_the_middle_fails_one_check() -> None:
     run(body)
 
 
+def test_a_helper_that_died_between_two_checks_fails_none() -> None:
+    async def body() -> None:
+        async with host() as made:
+            await made.check(FINE, "x")
+            pid = made.pid
+            assert pid is not None
+            process = psutil.Process(pid)
+            os.kill(pid, signal.SIGKILL)
+            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                pass  # the loop hears nothing of it
+            assert await made.check(Check(REGEX, "b"), "x") and made.pid not in (None, pid)
+
+    run(body)
+
+
 def test_memory_is_bounded() -> None:
     async def body() -> None:
         async with host(GrammarLimits(memory_mib=300)) as made:

@@ -215,5 +215,5 @@ def test_errors_are_the_clients_own(client: openai.OpenAI, model: str) -> None:
         )
     assert "not supported" in image.value.message and image.value.param == "messages[0].content[0].type"
     with pytest.raises(openai.BadRequestError) as structured:
-        client.chat.completions.create(model=model, messages=FRANCE, response_format={"type": "json_object"})
-    assert structured.value.param == "response_format"
+        client.chat.completions.create(model=model, messages=FRANCE, response_format={"type": "xml"})  # type: ignore[call-overload]
+    assert structured.value.param == "response_format.type"
