@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterator
 
 from homeserve.errors import InvalidField
 from homeserve.server.bodies import depth_of
-from homeserve.server.chat_call import ChatCall, ChoiceOfTool, Constraint, ConstraintKind, Reasoning, Tool, Tools
+from homeserve.server.chat_call import ChatCall, ChoiceOfTool, Constraint, Reasoning, Tool, Tools
+from homeserve.server.constraints import schema_constraint
 from homeserve.server.fields import DEPTH_LIMIT, Common, FunctionCall, Message, ToolCall
 from homeserve.server.messages_fields import (
     Block,
@@ -273,14 +274,11 @@ def _tool(entry: ToolEntry, at: str) -> Tool:
 
 
 def _constraint(fields: CountTokensRequest) -> Constraint | None:
+    """The API promises that answers fit, so what of a schema cannot be enforced is refused."""
     where, wanted = "output_format", fields.output_format
     if fields.output_config is not None and fields.output_config.format is not None:
         where, wanted = "output_config.format", fields.output_config.format
-    if wanted is None:
-        return None
-    if not depth_of(wanted.schema, DEPTH_LIMIT):
-        raise _too_deep(f"{where}.schema")
-    return Constraint(ConstraintKind.JSON_SCHEMA, wanted.schema, where=f"{where}.schema")
+    return None if wanted is None else schema_constraint(wanted.schema, f"{where}.schema", strict=True)
 
 
 def _reasoning(fields: CountTokensRequest) -> Reasoning:

@@ -261,7 +261,7 @@ def test_an_output_format_is_a_constraint(old: bool) -> None:
     wanted = {"type": "json_schema", "schema": {"type": "object"}}
     constraint = call_of(**({"output_format": wanted} if old else {"output_config": {"format": wanted}})).constraint
     assert constraint is not None and constraint.kind is ConstraintKind.JSON_SCHEMA
-    assert constraint.value == {"type": "object"}
+    assert constraint.value == {"type": "object"} and constraint.strict
     assert constraint.where == ("output_format.schema" if old else "output_config.format.schema")
 
 
