@@ -203,6 +203,74 @@ async def test_the_tokens_of_an_input_are_counted() -> None:
         assert wrong["error"]["param"] == "input[0].content"
 
 
+AGENT: dict[str, Any] = {
+    "model": "tiny",
+    "instructions": "You are a coding agent.",
+    "input": [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Sandboxed."}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "<cwd>/home</cwd>"}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "List the files."}]},
+        {
+            "type": "reasoning",
+            "summary": [{"type": "summary_text", "text": "**Listing**"}],
+            "content": None,
+            "encrypted_content": None,
+        },
+        {"type": "function_call", "name": "exec", "arguments": '{"cmd":["ls"]}', "call_id": "call_1"},
+        {"type": "function_call_output", "call_id": "call_1", "output": "a.py\n"},
+        {"type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "x"}},
+    ],
+    "tools": [
+        {"type": "function", "name": "exec", "description": "Runs.", "strict": False, "parameters": {"type": "object"}},
+        {
+            "type": "custom",
+            "name": "patch",
+            "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"},
+        },
+        {"type": "web_search", "external_web_access": False},
+        {"type": "namespace", "name": "mcp", "tools": [{"type": "function", "name": "inner", "parameters": {}}]},
+        {"type": "image_generation", "output_format": "png"},
+        {"type": "local_shell"},
+        {"type": "tool_search", "execution": "client", "parameters": {"type": "object"}},
+        {"type": "mcp", "server_label": "x", "server_url": "http://x", "require_approval": "never"},
+    ],
+    "tool_choice": "auto",
+    "parallel_tool_calls": False,
+    "reasoning": {"effort": "medium", "summary": "auto"},
+    "store": False,
+    "stream": True,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "0199",
+    "text": {"verbosity": "medium"},
+    "client_metadata": {"installation": "x"},
+}
+"""What coding agents send."""
+
+
+async def test_what_an_agent_sends_is_answered(reading: None) -> None:
+    seen: list[Any] = []
+
+    class Listening(PlainTemplates):
+        async def render(self, messages: Any, tools: Any = None, **more: Any) -> str:
+            seen.append((messages, tools))
+            return await super().render(messages, tools, **more)
+
+    async with serving(context=2048) as world:
+        world.context.templates = Listening()  # type: ignore[assignment]
+        world.context.dialect = HERMES
+        world.fleet.script = b'?Hm!{"cmd":[]}'
+        final = check_stream(await stream(world, **AGENT))
+    assert [item["type"] for item in final["output"]] == ["reasoning", "function_call"]
+    assert final["output"][0]["summary"] == [{"type": "summary_text", "text": "Hm"}]
+    assert [tool["name"] for tool in final["tools"]] == ["exec"] and final["prompt_cache_key"] == "0199"
+    ((messages, tools),) = seen
+    assert [message["role"] for message in messages] == ["system", "user", "user", "assistant", "tool"]
+    assert messages[0]["content"] == "You are a coding agent.\n\nSandboxed."
+    assert messages[3]["reasoning_content"] == "**Listing**"
+    assert messages[3]["tool_calls"][0]["function"] == {"name": "exec", "arguments": {"cmd": ["ls"]}}
+    assert [tool["function"]["name"] for tool in tools] == ["exec"]
+
+
 # -------------------------------------------------------------------------------------------------------------- streams
 
 
