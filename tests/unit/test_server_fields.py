@@ -90,9 +90,7 @@ def refused(make: Any, **fields: Any) -> InvalidField:
         ({"use_beam_search": True}, "use_beam_search"),
         ({"bad_words": ["x"]}, "bad_words"),
         ({"ignore_eos": True, "min_tokens": 2, "stop_token_ids": [1]}, "min_tokens"),
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"tools": [{"type": "function"}], "tool_choice": "auto"}, "tools"),
-        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
         ({"top_k": 1.5}, "top_k"),
         ({"top_k": -2}, "top_k"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
@@ -117,8 +115,6 @@ def refused(make: Any, **fields: Any) -> InvalidField:
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"tools": [1]}, "tools[0]"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"response_format": "json_object"}, "response_format"),
         ({"guided_json": 1}, "guided_json"),
         ({"grammar": {}}, "grammar"),
@@ -166,8 +162,6 @@ def test_null_means_not_said() -> None:
 
 def test_fields_that_do_nothing_are_accepted() -> None:
     chat(tools=[], functions=[])
-    chat(tools=[{"type": "function"}], tool_choice="none")
-    chat(functions=[{"name": "f"}], function_call="none")
     chat(dry_multiplier=0, dry_base=1.75, xtc_probability=0.0, xtc_threshold=0.1, mirostat=0, mirostat_tau=5.0)
     chat(dry_multiplier=-1.0, xtc_probability=-1.0, top_n_sigma=-1.0, dry_base=0, dry_penalty_last_n=0)
     chat(tfs_z=1.0, use_beam_search=False, bad_words=[])
@@ -263,7 +257,6 @@ def test_deep_values_that_are_handed_on_are_refused() -> None:
     deep: Any = 1
     for _ in range(100):
         deep = {"a": [deep]}
-    assert refused(chat, tools=[{"parameters": deep}]).param == "tools"
     assert refused(chat, chat_template_kwargs={"a": deep}).param == "chat_template_kwargs"
 
 
