@@ -31,11 +31,16 @@ SCHEMA = {
 }
 
 
+class Home(pydantic.BaseModel):
+    city: str = pydantic.Field(max_length=20)
+    rooms: list[Literal["kitchen", "hall"]] = pydantic.Field(max_length=2)
+
+
 class Person(pydantic.BaseModel):
     name: str = pydantic.Field(max_length=20, description="The name.")
     age: int = pydantic.Field(ge=0, le=150)
     kind: Literal["person", "place"]
-    friend: Person | None
+    home: Home | None
 
 
 @pytest.fixture
@@ -173,8 +178,10 @@ def test_hostile_grammars_and_dead_helpers_do_not_touch_other_streams(client: op
                 chat(client, **asked, max_tokens=3)
             except openai.APIStatusError as error:
                 assert error.status_code in (400, 500)
-        for child in helpers(server.pid):
+        killed = helpers(server.pid)
+        for child in killed:
             child.kill()
+        assert psutil.wait_procs(killed, timeout=20)[1] == []
         assert beside.result(100) == alone
     assert re.fullmatch("z+", chat(client, regex="z{1,5}").choices[0].message.content), "a new helper checks"
 
