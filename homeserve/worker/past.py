@@ -16,8 +16,10 @@ tokens, which break nothing here.
 
 **Cost.** Counted by the distance k from the end, the lengths of a history with one token more come from the old ones in
 one pass: `new[k] = old[k] + 1` where the token at k is the new one, else 0; a breaker makes all of them 0. A draw costs
-that pass, whatever the text; only the first one of a lane, and one behind more drafts taken back than are kept, counts
-from nothing, by the Z algorithm, which is linear as well.
+that pass, whatever the text. Only the first one of a lane, and one behind more drafts taken back than are kept, counts
+from nothing: the places that end as the history does are compared token by token, until none of them is left. That is
+quick in a text, and quadratic in one long repetition; so where it takes too much, the Z algorithm does it, which is
+linear everywhere, and slow in Python.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ _FLOAT_MAX_LOG = 88.7228391
 _KEPT = 8
 """Lengths of so many earlier ends are kept for `take_back`."""
 _ROOM = 1024
+_COMPARISONS_MAX = 8
+"""Comparisons, over the length of the window, that are made before the Z algorithm is taken instead."""
 
 
 @dataclass(frozen=True)
@@ -166,11 +170,14 @@ class TokenOrder:
         # Distances 1 ... window - 1; no repetition begins before the window.
         lengths = np.minimum(self._now()[1:], np.arange(window - 1, 0, -1))
         before = np.flatnonzero(lengths >= dry.allowed_len)
-        ids, at = np.unique(self._backwards(self._len)[before], return_inverse=True)
-        longest = np.zeros(len(ids), np.int64)
-        np.maximum.at(longest, at, lengths[before])
-        punished = np.array([token not in self._breakers() for token in ids.tolist()], bool)
-        return ids[punished].astype(np.int64), _losses(dry, longest[punished])
+        following = self._backwards(self._len)[before]
+        if not len(before):
+            return np.zeros(0, np.int64), np.zeros(0)
+        # By token, one more than the longest repetition that it would go on; 0: none.
+        longest = np.zeros(int(following.max()) + 1, np.int64)
+        np.maximum.at(longest, following, lengths[before] + 1)
+        ids = np.array([token for token in np.flatnonzero(longest) if token not in self._breakers()], np.int64)
+        return ids, _losses(dry, longest[ids] - 1)
 
     def _window(self, end: int) -> int:
         return end if self._dry.last_n < 0 else min(end, self._dry.last_n)
@@ -210,10 +217,26 @@ class TokenOrder:
 
     def _from_nothing(self) -> Tokens:
         window = self._window(self._len)
-        back: list[int] = self._backwards(self._len)[:window].tolist()
-        breaking = self._breakers()
-        reach = next((k for k, token in enumerate(back) if token in breaking), window)
-        return np.minimum(np.array(_prefix_lengths(back), np.int32), reach)
+        back, breaking = self._backwards(self._len)[:window], self._breakers()
+        reach = next((k for k, token in enumerate(back.tolist()) if token in breaking), window)
+        found = _compared(back, reach)
+        return np.minimum(np.array(_prefix_lengths(back.tolist()), np.int32), reach) if found is None else found
+
+
+def _compared(tokens: Tokens, reach: int) -> Tokens | None:
+    """`_prefix_lengths`, but none above `reach`; None where that takes too many comparisons."""
+    lengths = np.zeros(len(tokens), np.int32)
+    places, left = np.arange(1, len(tokens)), _COMPARISONS_MAX * len(tokens)
+    for length in range(reach):
+        if not len(places):
+            break
+        left -= len(places)
+        if left < 0:
+            return None
+        places = places[: np.searchsorted(places, len(tokens) - length)]
+        places = places[tokens[places + length] == tokens[length]]
+        lengths[places] = length + 1
+    return lengths
 
 
 def _losses(dry: Dry, lengths: Ids) -> npt.NDArray[np.float64]:

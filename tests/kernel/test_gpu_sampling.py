@@ -18,6 +18,7 @@ from gpu_cases.sampling import Setting
 from backends.gpu.ops import sampling as ops
 from homeserve.wire.records import Sampling
 from homeserve.worker import sampling as host
+from homeserve.worker.filters import candidates
 
 SEED = int(os.environ.get("HOMESERVE_TEST_SEED") or "9", 16)
 SLOW = os.environ.get("HOMESERVE_TEST_TIER") == "slow"
@@ -48,7 +49,7 @@ def _settings(rng: np.random.Generator) -> Iterator[tuple[Setting, list[Sampling
 
 def _edges(logits: Array, wanted: Sampling, tokens: tuple[int, int]) -> float:
     """How far apart, in the row's mass, the places of two tokens are at least."""
-    ids, weights = host.candidates(logits, wanted)
+    ids, weights = candidates(logits, logits, float(logits.max()), wanted)
     places = np.array(tokens) if ids is None else np.searchsorted(ids, tokens)
     ends = np.cumsum(weights, dtype=np.float64) / weights.sum(dtype=np.float64)
     low, high = sorted(places)

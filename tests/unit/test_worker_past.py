@@ -240,3 +240,13 @@ def test_the_places_of_equal_beginnings_are_those_of_a_plain_search() -> None:
             for at in range(len(tokens))
         ]
         assert past._prefix_lengths(tokens) == plain
+        reach = chance.choice([0, 1, 3, len(tokens)])
+        compared = past._compared(np.array(tokens, np.int32), reach)
+        assert compared is None or compared.tolist() == [min(length, reach) for length in plain]
+
+
+def test_what_takes_too_many_comparisons_is_left_to_the_other_way() -> None:
+    varied = np.random.default_rng(2).integers(0, 50, 2000).astype(np.int32)
+    assert past._compared(varied, 2000) is not None
+    assert past._compared(np.zeros(2000, np.int32), 2000) is None
+    assert past._compared(np.zeros(2000, np.int32), 3) is not None, "a breaker is near"

@@ -12,6 +12,7 @@ from backends.gpu.ops import sampling as ops
 from gpu_cases import Array, Case, Maker, address, aligned, nothing
 from homeserve.wire.records import Sampling
 from homeserve.worker import sampling as host
+from homeserve.worker.past import Past, TokenCounts
 
 UNITS = 2.0**44
 
@@ -101,20 +102,20 @@ class Adjusting:
 
     draw: ops.Draw
     sampling: Sampling
-    counts: host.TokenCounts
+    counts: TokenCounts
     seen: Array
     generated: Array
     mask: Array | None
 
     def expected(self, logits: Array) -> Array:
         """The logits after the steps before temperature."""
-        z = host._adjusted(logits, self.sampling, self.counts, 0)
+        z = host.adjusted(logits, self.sampling, Past(self.counts), 0)
         return z if self.mask is None else np.where(self.mask, z, np.float32(-np.inf))
 
 
 def adjusting_of(rng: np.random.Generator, row: int, vocab: int, inputs: Array, masks: int) -> Adjusting:
     """Row `row` with the counts of slot `row`, and some of the plan's `inputs` beside them."""
-    counts = host.TokenCounts(vocab)
+    counts = TokenCounts(vocab)
     seen = rng.integers(0, vocab, 40).astype(np.int32)
     generated = np.arange(40) >= 15
     counts.add(seen, generated)
