@@ -7,8 +7,8 @@ of the assistant in a row stay two. An output of a tool is a message of the tool
     reasoning, message, function_call, function_call   ->   assistant {reasoning_content, content, tool_calls[2]}
     function_call_output                               ->   tool {tool_call_id, content}
 
-`instructions` come first. Messages of the system that follow them directly join them, because templates take one system
-message and refuse a second.
+`instructions` and the system's messages at the beginning are one message of the system: agents send several, and many
+templates take one and refuse a second.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Turns:
     def __init__(self, instructions: str | None) -> None:
         self._messages: list[Message] = []
         self._leading = [instructions] if instructions else []
-        self._leads = bool(instructions)
+        self._leads = True
         self._turn: _Turn | None = None
         self._empty = True
 

@@ -137,12 +137,13 @@ def test_calls_of_free_text_are_read_as_calls() -> None:
     ]
 
 
-def test_instructions_and_the_system_messages_behind_them_are_one() -> None:
+def test_instructions_and_the_system_messages_at_the_beginning_are_one() -> None:
     developer = {"role": "developer", "content": [{"type": "input_text", "text": "Sandboxed."}]}
     made = messages([developer, user("q"), developer], instructions="Be brief.")
     assert made[0] == {"role": "system", "content": "Be brief.\n\nSandboxed."}
     assert made[1:] == [user("q"), {"role": "developer", "content": ["Sandboxed."]}]
-    assert [message["role"] for message in messages([developer, developer, user("q")])] == ["developer"] * 2 + ["user"]
+    assert messages([developer, developer, user("q")])[0] == {"role": "system", "content": "Sandboxed.\n\nSandboxed."}
+    assert messages([developer]) == [{"role": "system", "content": "Sandboxed."}]
 
 
 def test_long_conversations_are_read_in_linear_time() -> None:
