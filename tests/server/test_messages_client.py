@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import anthropic
 import httpx
+import jsonschema
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
@@ -155,6 +157,47 @@ def test_errors_are_the_clients_own(client: anthropic.Anthropic, model: str) -> 
     assert caught.value.request_id and caught.value.type == "invalid_request_error"
     with pytest.raises(anthropic.BadRequestError, match="stop_sequences"):
         client.messages.create(model=model, max_tokens=5, messages=FRANCE, stop_sequences=["x"] * 17)
+
+
+# ---------------------------------------------------------------------------------------------------- tools and schemas
+
+
+@pytest.mark.parametrize(
+    "choice", [{"type": "tool", "name": "Bash"}, {"type": "any", "disable_parallel_tool_use": True}]
+)
+def test_a_call_that_has_to_be_is_made_and_streamed(client: anthropic.Anthropic, model: str, choice: Any) -> None:
+    asked: dict[str, Any] = {"model": model, "max_tokens": 200, "tools": [BASH], "tool_choice": choice}
+    asked |= {"messages": [{"role": "user", "content": "List the files here with ls."}], "extra_body": GREEDY}
+    message = client.messages.create(**asked)
+    with client.messages.stream(**asked) as stream:
+        pieces = [event.partial_json for event in stream if event.type == "input_json"]
+        final = stream.get_final_message()
+    for made in (message, final):
+        use = made.content[0]
+        assert use.type == "tool_use" and use.name == "Bash" and use.id
+        assert made.stop_reason == "tool_use"
+        assert isinstance(use.input["command"], str)
+    assert message.content[0].input == final.content[0].input == json.loads("".join(pieces))
+    # And the answer to its result.
+    result: Any = {"type": "tool_result", "tool_use_id": message.content[0].id, "content": "README.md"}
+    turns = [*asked["messages"], message.to_param(), {"role": "user", "content": [result]}]
+    assert client.messages.create(**(asked | {"messages": turns, "tool_choice": {"type": "none"}})).content
+
+
+def test_an_answer_fits_the_output_format(client: anthropic.Anthropic, model: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}, "people": {"type": "integer"}},
+        "required": ["city", "people"],
+        "additionalProperties": False,
+    }
+    wanted = {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+    message = client.messages.create(model=model, max_tokens=200, messages=FRANCE, extra_body=wanted | GREEDY)
+    assert message.stop_reason == "end_turn"
+    jsonschema.validate(json.loads(text_of(message)), schema)
+    nothing = {"output_config": {"format": {"type": "json_schema", "schema": {"type": "string", "enum": []}}}}
+    with pytest.raises(anthropic.BadRequestError, match="output_config.format.schema"):
+        client.messages.create(model=model, max_tokens=9, messages=FRANCE, extra_body=nothing)
 
 
 # --------------------------------------------------------------------------------------------------------------- agents

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from anthropic.types import Message as AnthropicMessage
 from anthropic.types import RawMessageStreamEvent
+from anthropic.types.beta import BetaMessage, BetaRawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from homeserve.engine.request import GenerateCall
@@ -35,6 +36,8 @@ from homeserve.wire.records import Sampling
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 MESSAGE: TypeAdapter[Any] = TypeAdapter(AnthropicMessage)
+BETA_EVENTS: TypeAdapter[Any] = TypeAdapter(BetaRawMessageStreamEvent)
+BETA_MESSAGE: TypeAdapter[Any] = TypeAdapter(BetaMessage)
 SCHEMAS: dict[str, Any] = {
     "message_start": MessageStart,
     "content_block_start": BlockStart,
@@ -104,6 +107,7 @@ def accumulated(events: list[Event]) -> dict[str, Any]:
     inputs: dict[int, str] = {}
     for event in (event.data for event in events):
         EVENTS.validate_python(event)
+        BETA_EVENTS.validate_python(event)
         if event["type"] == "message_start":
             message = dict(event["message"])
             assert message["content"] == []
@@ -160,6 +164,7 @@ def test_each_kind_of_part_is_a_block_of_its_own() -> None:
 def test_a_stream_adds_up_to_the_body() -> None:
     whole = shape().body([join(WHOLE)], told())
     MESSAGE.validate_python(whole)
+    BETA_MESSAGE.validate_python(whole)
     assert msgspec.to_builtins(msgspec.convert(whole, MessageAnswer)) == whole
     assert whole["content"] == BLOCKS
     assert accumulated(streamed(WHOLE)) == whole
