@@ -147,7 +147,8 @@ def _continues(turns: list[tuple[str, list[_Placed]]]) -> bool:
 
 def _messages(fields: CountTokensRequest, turns: list[tuple[str, list[_Placed]]]) -> list[Message]:
     made = []
-    system = _system(fields.system)
+    begins = [] if turns[0][0] != "system" else [block for block, _ in turns.pop(0)[1]]
+    system = _system(fields.system, begins)
     if system:
         made.append(Message(role="system", content=system))
     names: dict[str, str] = {}
@@ -159,8 +160,10 @@ def _messages(fields: CountTokensRequest, turns: list[tuple[str, list[_Placed]]]
     return made
 
 
-def _system(system: str | list[TextBlock] | None) -> str:
+def _system(system: str | list[TextBlock] | None, begins: list[Block]) -> str:
+    """The system prompt, with that of a first turn of the system's: most templates take one such message."""
     texts = [system] if isinstance(system, str) else [block.text for block in system or ()]
+    texts += [block.text for block in begins if isinstance(block, TextBlock)]
     return "\n".join(text for text in map(without_billing, texts) if text)
 
 

@@ -62,6 +62,10 @@ def test_the_system_prompt_is_the_first_message() -> None:
     assert messages_of(("user", "a"), system="Be brief.")[0] == {"role": "system", "content": "Be brief."}
     blocks = [block("text", text="Be brief.", cache_control={"type": "ephemeral"}), block("text", text="Be kind.")]
     assert messages_of(("user", "a"), system=blocks)[0] == {"role": "system", "content": "Be brief.\nBe kind."}
+    assert messages_of(("system", "Be kind."), ("user", "a"), system="Be brief.") == [
+        {"role": "system", "content": "Be brief.\nBe kind."},
+        {"role": "user", "content": "a"},
+    ]
     for nothing in (None, "", []):
         assert messages_of(("user", "a"), system=nothing) == [{"role": "user", "content": "a"}]
 
