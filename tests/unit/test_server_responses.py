@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from http_world import ANSWER, PlainTemplates, World, serving
 from responses_check import check_response, check_stream
 
 from homeserve.errors import InvalidField, WorkerLost
+from homeserve.server.responses_call import responses_call
 from homeserve.server.responses_schemas import InputTokens
 from homeserve.text.answer import Part, PartKind, PlainReader
 from homeserve.text.dialects import CALLS, THOUGHTS, Dialect
@@ -357,6 +359,22 @@ async def test_errors_before_the_answer_have_the_openai_shape(streamed: bool) ->
         world.state = "draining"
         assert_error(await ask(world, stream=streamed), 503, "draining")
         assert world.fleet.seq == 0
+
+
+async def test_long_conversations_are_read_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[bool] = []
+
+    def call(fields: Any) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return responses_call(fields)
+
+    monkeypatch.setattr("homeserve.server.responses.responses_call", call)
+    items: list[Any] = [{"role": "user", "content": "q"}] * 300
+    async with serving(context=4096) as world:
+        assert (await ask(world, input=items, max_output_tokens=1))[0] == 200
+        assert_error(await ask(world, input=[*items, {"role": "user"}]), 400, "invalid_field", "input[300].content")
+        assert (await ask(world, max_output_tokens=1))[0] == 200
+    assert threads == [False, False, True]
 
 
 async def test_an_error_of_the_template_is_about_the_input() -> None:
