@@ -11,6 +11,7 @@ from homeserve.server.ask import Ask, Terms, ask_for
 from homeserve.server.chat_call import ChatCall
 from homeserve.server.guides import guide_of
 from homeserve.server.parts import Served
+from homeserve.server.prefill import refuse_in_thought
 from homeserve.server.prompts import Prompt, chat_prompt
 from homeserve.server.readers import reader_maker
 from homeserve.server.tool_messages import tool_messages
@@ -25,7 +26,7 @@ async def prompt_of_chat(served: Served, call: ChatCall) -> Prompt:
         arguments.setdefault("enable_thinking", call.reasoning.enabled)
     offered = [tool.for_template() for tool in call.tools.offered] if call.tools.callable else []
     own_form = served.dialect.call
-    return await chat_prompt(
+    prompt = await chat_prompt(
         served.templates,
         served.tokenizer,
         await tool_messages(served.templates, own_form, call.messages, offered),
@@ -36,6 +37,9 @@ async def prompt_of_chat(served: Served, call: ChatCall) -> Prompt:
         template_arguments=arguments,
         where=call.where.messages,
     )
+    if call.continue_last:
+        refuse_in_thought(served.dialect, prompt.text or "", call.messages[-1], call.where.messages)
+    return prompt
 
 
 async def chat_ask(served: Served, call: ChatCall, request_id: str) -> Ask:

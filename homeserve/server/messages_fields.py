@@ -129,7 +129,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     output_format: OutputFormat | None = None
     """Where `output_config.format` was before."""
     cache_control: Any = None
-    """From here on: accepted, and of no use to a server at home."""
+    """Accepted, and of no use to a server at home, as the fields below."""
     betas: Any = None
     container: Any = None
     context_management: Any = None
@@ -147,7 +147,9 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     top_p: _Share | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     metadata: dict[str, Any] | None = None
+    """Accepted, and of no use to a server at home."""
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    """Not a field of Anthropic's, as those below: the same seed gives the same answer."""
     min_p: _Share | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
     presence_penalty: _Penalty | None = None

@@ -156,6 +156,20 @@ async def test_a_template_that_cannot_be_gone_on_from_is_told() -> None:
         assert (await ask(world))[0] == 200
 
 
+@pytest.mark.parametrize(("opens", "status"), [("<think>\n", 400), ("<think>\n\n</think>\n\n", 200)])
+async def test_a_begun_answer_is_not_gone_on_with_inside_a_thought(opens: str, status: int) -> None:
+    class Thinking:
+        async def render(self, messages: Any, tools: Any = None, **more: Any) -> str:
+            return "".join(f"{m['role']}\n{opens}{m['content'].strip()}<end>\n" for m in messages)
+
+    async with serving() as world:
+        world.context.templates, world.context.dialect = Thinking(), THINKS_AND_CALLS  # type: ignore[assignment]
+        answer = await ask(world, messages=[*Q, {"role": "assistant", "content": " So\nit is "}])
+        assert answer[0] == status
+        if status == 400:
+            assert_error(answer, 400, "invalid_request_error", "into a thought")
+
+
 async def test_a_client_that_leaves_is_aborted() -> None:
     async with serving() as world:
         world.fleet.held = True
