@@ -82,7 +82,8 @@ def _typical(below: Floats, ids: Ids | None, mass: float) -> Ids:
 
 def _without_top_choices(ids: Ids | None, weights: Floats, threshold: float) -> tuple[Ids | None, Floats]:
     """Of those that are at least `threshold` likely, only the least likely one stays (of equals the highest id)."""
-    likely = np.flatnonzero(weights >= threshold * float(weights.sum(dtype=np.float64)))
+    least_weight = threshold * float(weights.sum(dtype=np.float64))
+    likely = np.flatnonzero((weights >= least_weight) & (weights > 0))
     if len(likely) < 2:
         return ids, weights
     least = np.flatnonzero(weights[likely] == weights[likely].min())[-1]

@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
+import numpy as np
+
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
     from llguidance._tokenizer import TokenizerWrapper
@@ -62,6 +64,7 @@ class Vocabulary:
         self._tokenizer: Tokenizer | None = None
         self._spellings: tuple[bytes, ...] | None = None
         self._trie: LLTokenizer | None = None
+        self._spelled: Spelled | None = None
         self._containing: dict[str, frozenset[int]] = {}
 
     @property
@@ -86,8 +89,9 @@ class Vocabulary:
         with self._lock:
             known = self._containing.get(text)
             if known is None:
-                wanted = text.encode("utf-8", "surrogatepass")
-                known = frozenset(token for token, spelled in enumerate(self.spellings) if wanted in spelled)
+                if self._spelled is None:
+                    self._spelled = Spelled(self.spellings)
+                known = self._spelled.containing(text.encode("utf-8", "surrogatepass"))
                 if len(self._containing) >= TEXTS_KEPT:
                     self._containing.clear()
                 self._containing[text] = known
@@ -105,6 +109,23 @@ class Vocabulary:
     def _encode(self, text: str) -> list[int]:
         assert self._tokenizer is not None, "the trie was made of it"
         return self._tokenizer.encode(text, add_special=False, parse_special=False)
+
+
+class Spelled:
+    """The spellings of all tokens in one piece, to be searched: a text costs about a millisecond, and not as much time
+    of the interpreter as there are tokens."""
+
+    def __init__(self, spellings: Sequence[bytes]) -> None:
+        self._bytes = np.frombuffer(b"".join(spellings), np.uint8)
+        self._ends = np.cumsum(np.fromiter(map(len, spellings), np.int64, len(spellings)))
+
+    def containing(self, wanted: bytes) -> frozenset[int]:
+        """Tokens with `wanted`, which is not empty, in their spelling."""
+        places = np.flatnonzero(self._bytes[: max(0, len(self._bytes) - len(wanted) + 1)] == wanted[0])
+        for at, byte in enumerate(wanted[1:], 1):
+            places = places[self._bytes[places + at] == byte]
+        tokens = np.searchsorted(self._ends, places, side="right")
+        return frozenset(tokens[places + len(wanted) <= self._ends[tokens]].tolist())
 
 
 class Encodes(Protocol):

@@ -153,6 +153,14 @@ def test_of_equal_top_choices_the_one_with_the_highest_id_stays() -> None:
     assert ids is not None and ids.tolist() == [1] and len(weights) == 1, "one alone stays"
 
 
+def test_what_cannot_be_drawn_is_no_top_choice() -> None:
+    z = np.array([3, -np.inf, 1, 2, -np.inf], np.float32)
+    sampling = Sampling(temperature=1.0, xtc_probability=1.0, xtc_threshold=0.0)
+    assert {draw(z, sampling, None, position, 0) for position in range(50)} == {2}
+    forbids = Sampling(temperature=1.0, xtc_probability=1.0, xtc_threshold=0.0, forbidden=(2,), min_tokens=1)
+    assert {draw(z, forbids, None, position, 0) for position in range(50)} == {3}
+
+
 def test_what_a_penalty_took_makes_the_sigma_no_wider() -> None:
     """And what is forbidden has none."""
     z = row(4, 1000, 1.0)
