@@ -130,7 +130,7 @@ ROUTES: tuple[Route, ...] = (
         body=ResponsesRequest,
         answers=(Answer("The response.", Response),),
         stream=Stream("The last event says how it ended: completed, incomplete or failed.", RESPONSE_EVENTS),
-        errors=(*READS_BODY, ContextOverflow, UnknownModel, *GENERATES),
+        errors=(*READS_BODY, ContextOverflow, SchemaUnsatisfiable, UnknownModel, *GENERATES),
     ),
     Route(
         "POST",
