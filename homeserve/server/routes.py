@@ -8,6 +8,7 @@ from homeserve.errors import (
     FlipNotBegun,
     QueueFull,
     RequestFailed,
+    SchemaUnsatisfiable,
     UnknownFlip,
     UnknownModel,
 )
