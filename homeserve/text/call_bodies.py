@@ -23,6 +23,9 @@ NAME_CHARS_MAX = 256
 """A longer name is none."""
 _KEYS = frozenset({"name", "arguments", "parameters", "id", "type", "function"})
 """How a call may begin that stands there without any mark."""
+_IN_QUOTES = re.compile(f'[^"\\\\{STAND_INS}]+')
+_BETWEEN = re.compile(rf'[^"{{}}\[\]<{STAND_INS}]+')
+"""What means nothing within a JSON string, and within an object or a list."""
 _HEADER_ID = re.compile(r"(?:functions\.)?(?P<name>.+?):\d+\Z")
 
 
@@ -233,14 +236,18 @@ class CallReader:
         """One value as it is written, up to where it ends: only strings and nesting are looked at. False where the text
         ended, or a mark came, before the value did."""
         depth, quoted, written = 0, False, False
-        while char := (yield from self._cursor.next()):
-            if char in STAND_INS or (char == "<" and not quoted):
+        while True:
+            plain = self._cursor.run(_IN_QUOTES) if quoted else self._cursor.run(_BETWEEN) if depth else ""
+            if plain:
+                say(plain)
+            char = yield from self._cursor.next()
+            if not char or char in STAND_INS or (char == "<" and not quoted):
                 break
             if quoted:
                 say(char)
                 if char == "\\":
                     char = yield from self._cursor.next()
-                    if char in STAND_INS or not char:
+                    if not char or char in STAND_INS:
                         break
                     say(char)
                 elif char == '"':
@@ -312,7 +319,6 @@ class CallReader:
             if len(header) > NAME_CHARS_MAX or not self._may_be_header(header, ends):
                 self._give_back(char)
                 return None
-        self._cursor.back("")
         return None
 
     def _may_be_header(self, header: str, ends: Sequence[str]) -> bool:
@@ -351,7 +357,6 @@ class CallReader:
             ends = tuple(mark for mark in (tag.opens, form.closes, form.section[1]) if mark)
             found = yield from self._cursor.until(ends, self._between_tags)
             if not found:
-                self._cursor.back("")
                 return
             if found != tag.opens:
                 if found != form.closes:

@@ -12,7 +12,7 @@ the first header. `<|call|>` and `<|return|>` end the answer, and mostly do not 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from homeserve.text.answer import PartKind
@@ -41,7 +41,7 @@ class ChannelsReader:
         self._ends = tuple(marks.written(mark) for mark in CHANNEL_MARKS if mark not in (CHANNEL, MESSAGE))
         self._headers = (self._channel, self._start, " to=", "to=")
 
-    def read(self) -> Generator[None, str, None]:
+    def read(self) -> Reading[None]:
         header = self._opened_header()
         mark = ""
         if header is None:
@@ -76,10 +76,10 @@ class ChannelsReader:
                 return self._start
             if not any(header.startswith(begun) for header in self._headers):
                 break
-        self._cursor.back(begun if char else "")
         if not char:
             self._parts.text(begun)
             return ""
+        self._cursor.back(begun)
         self._parts.holds_space = False
         mark = yield from self._cursor.until((self._start, self._channel), self._parts.text)
         self._parts.holds_space = True

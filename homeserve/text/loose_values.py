@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from typing import Any
 
 from homeserve.text.cursor import Cursor, Reading, Say
@@ -20,6 +21,7 @@ PYTHON_CHARS_MAX = 1 << 16
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _CLOSERS = {"{": "}", "(": "}", "[": "]"}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
+_IN_QUOTES = re.compile(f"[^\"'\\\\{STAND_INS}]+")
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
@@ -132,7 +134,11 @@ class LooseValues:
 
     def _string(self, quote: str, say: Say) -> Reading[bool]:
         say('"')
-        while char := (yield from self._cursor.next()):
+        while True:
+            if plain := self._cursor.run(_IN_QUOTES):
+                say(in_string(plain))
+            if not (char := (yield from self._cursor.next())):
+                return False
             if char == quote:
                 say('"')
                 return True
@@ -159,7 +165,6 @@ class LooseValues:
             code = int(digits, 16)
             return chr(code) if code <= 0x10FFFF else f"\\{char}{digits}"
         if not char:
-            self._cursor.back(char)
             return "\\"
         return _ESCAPES.get(char, char if char in "\\'\"/" else f"\\{char}")
 

@@ -8,10 +8,12 @@ a model spells with ordinary tokens, say because it was asked about it, is text 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 STAND_INS = "".join(chr(code) for code in range(0xFDD0, 0xFDF0))
+_STAND_INS = re.compile(f"[{STAND_INS}]+")
 
 
 @dataclass(frozen=True)
@@ -39,4 +41,4 @@ def marks_of(marks: Iterable[str], control: Iterable[tuple[int, str]]) -> Marks:
 
 def visible(text: str) -> str:
     """Without what stands for control tokens."""
-    return "".join(char for char in text if char not in STAND_INS)
+    return _STAND_INS.sub("", text)

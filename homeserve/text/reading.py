@@ -2,8 +2,8 @@
 
     TextStream ──text, control tokens as stand-ins──▶ DialectReader ──parts──▶
 
-The reader is a generator that takes one character at a time, so the parts do not depend on how the text was cut. It
-holds back what may be the beginning of a mark, the space in front of one, and a call whose name is not known yet.
+The reader is a generator that takes one character after the other, so the parts do not depend on how the text was cut.
+It holds back what may be the beginning of a mark, the space in front of one, and a call whose name is not known yet.
 
 Rules, where the formats leave it open:
 - Space around thoughts and calls belongs to the format, not to the text.
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from homeserve.text.answer import Part, PartKind
@@ -31,6 +31,8 @@ from homeserve.text.parts_made import PartsMade
 
 _ALPHABET = string.ascii_letters + string.digits
 _SHORT_LEN, _LONG_LEN = 9, 24
+_READ = object()
+"""What a reading that has come to its end gives."""
 
 
 def call_id(*, short: bool) -> str:
@@ -64,8 +66,8 @@ class DialectReader:
             reading = ChannelsReader(self._marks, self._cursor, self._parts, prompt, tools).read()
         else:
             reading = _Formats(dialect, self._marks, self._cursor, self._parts, prompt, tools).read()
-        self._reading: Generator[None, str, None] | None = reading
-        next(reading)
+        self._reading: Reading[None] | None = reading
+        self._go_on()
 
     @property
     def shown(self) -> Mapping[int, str]:
@@ -89,24 +91,19 @@ class DialectReader:
         return self._reading is None
 
     def push(self, text: str) -> list[Part]:
-        for char in text:
-            if not self._send(char):
-                break
+        self._cursor.feed(text)
+        self._go_on()
         return self._parts.take()
 
     def finish(self) -> list[Part]:
-        while self._send(""):
-            pass
+        self._cursor.end()
+        self._go_on()
         return self._parts.take()
 
-    def _send(self, char: str) -> bool:
-        if self._reading is None:
-            return False
-        try:
-            self._reading.send(char)
-        except StopIteration:
+    def _go_on(self) -> None:
+        """Read what is there."""
+        if self._reading is not None and next(self._reading, _READ) is _READ:
             self._reading = None
-        return self._reading is not None
 
 
 class _Formats:
@@ -131,7 +128,7 @@ class _Formats:
         self._owed = False
         parts.holds_space = bool(thought or self._form)
 
-    def read(self) -> Generator[None, str, None]:
+    def read(self) -> Reading[None]:
         if self._in_thought:
             yield from self._read_thought()
         while True:
@@ -167,7 +164,6 @@ class _Formats:
             marks = tuple(mark for mark in (self._thought[1], *self._call_marks()) if mark)
             mark = yield from self._cursor.until(marks, self._parts.text)
             if not mark:
-                self._cursor.back("")
                 return  # cut off: it ends inside the thought
             if mark == self._thought[1]:
                 self._parts.turn_to(PartKind.TEXT)
