@@ -37,7 +37,9 @@ far is tried once more with a grammar of its own: what fails then fails by its o
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -54,6 +56,8 @@ from homeserve.worker.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 Mask = npt.NDArray[np.float32]
 """To be added to a row of logits `[vocab]`: 0 where a token is allowed, minus infinity elsewhere. NaN stays NaN."""
@@ -62,6 +66,8 @@ REASON_CHARS_MAX = 200
 GRAMMARS_KEPT = 32
 COPIES_MAX = 256
 MASK_THREADS = 2
+SLOW_S = 0.25
+"""A grammar that takes longer is told of in the log."""
 
 STEP_ITEMS_MAX = 50_000
 """Earley items of one mask or token, about 2.5 ms;"""
@@ -324,6 +330,7 @@ class Grammars:
         """A grammar, compiled now. Raises GuideFailed."""
         from llguidance import LLMatcher, LLParserLimits
 
+        began = time.monotonic()
         limits = LLParserLimits(
             step_max_items=STEP_ITEMS_MAX,
             step_lexer_fuel=STEP_FUEL_MAX,
@@ -336,6 +343,8 @@ class Grammars:
             raise GuideFailed(error.message) from error
         if matcher.is_error():
             raise GuideFailed(_reason(matcher))
+        if (took := time.monotonic() - began) > SLOW_S:
+            log.info("a grammar of %d bytes took %.2f s, with the vocabulary if it was the first", len(grammar), took)
         return matcher
 
     def forget(self, grammar: str) -> None:

@@ -144,6 +144,21 @@ def test_a_worker_that_dies_in_the_middle_of_an_answer_changes_nothing(box: Box,
     stopped(run)
 
 
+def test_answers_that_are_preempted_and_begun_again_are_the_same(box: Box) -> None:
+    """A pool in which they have no room together; and again, from what the cache has of them."""
+    sizes = ("--context", "1024", "--kv-tokens", "1024", "--max-running", "8", "--chunk", "64", "--threads", "1")
+    run = box.up(str(COUNTER), *sizes)
+    bodies = [body | {"seed": seed} for seed, body in enumerate(LONG * 2)]
+    known = [asked(run, [body])[0] for body in bodies]
+    before = run.get("/v1/homeserve/status")[1]["engine"]["preemptions"]
+    found = asked(run, bodies)
+    assert [text_of(answer) for answer in found] == [text_of(answer) for answer in known]
+    assert run.get("/v1/homeserve/status")[1]["engine"]["preemptions"] > before
+    for answer in known:
+        jsonschema.validate(json.loads(text_of(answer)), NUMBERS)
+    stopped(run)
+
+
 def test_a_default_model_fits_too(server: Run) -> None:
     """SmolLM2: another tokenizer, a vocabulary of 49152."""
     few = range(SEED % 1000 * 10, SEED % 1000 * 10 + (40 if SLOW else 6))
