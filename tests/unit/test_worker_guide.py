@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draft_rig import DRAFTS, GREEDY, VOCAB, Desk, Request, Toy
+from draft_rig import DRAFTS, GREEDY, VOCAB, Desk, Ranks, Request, Toy
 from guide_rig import AB, CLOSE, END, THINK, KnownVocabulary, guide, json_guide
+from ranks import on_paper, shape_of
 
 from homeserve.wire.records import Guide, LaneRows, NewLane, Plan, PlanKind, Sampling, pack_ints
 from homeserve.worker import guide as guides
@@ -363,6 +364,29 @@ def test_a_guide_that_fails_ends_its_own_lane_alone(monkeypatch: pytest.MonkeyPa
     check(answer)
     alone = desk()
     assert whole(alone, alone.begin(2, PROMPT, guided(JSON))) == answer
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_ranks_go_on_together_when_a_guide_fails(monkeypatch: pytest.MonkeyPatch, drafts: int) -> None:
+    """The ranks that do not draw are told of something in the place of a token; all compute the same rows."""
+    monkeypatch.setattr(guides, "STEP_ITEMS_MAX", 20)
+    group = on_paper(3, shape_of(3, depth=6))
+    ranks = Ranks(group, [Toy(wrong=lambda position: position % 3 == 0, collective=acts) for acts in group.acts])
+    ranks.last.lanes.guides = Guides(WORDS, 0)
+    mine = ranks.begin(1, PROMPT, guided(BOUNDED, forbidden=(END,), min_tokens=50))
+    other = ranks.begin(2, PROMPT, guided(JSON, seed=4))
+    ranks.run(ranks.last.rows(mine, len(PROMPT)), ranks.last.rows(other, len(PROMPT)))
+    while not mine.samples[-1].failed:
+        ranks.run(ranks.last.rows(mine, 1, drafts), ranks.last.rows(other, 1, drafts))
+    assert [desk.lanes[1].last_token for desk in ranks.desks if drafts] == [STAND_IN] * 3 * bool(drafts)
+    mine.tokens[-1] = STAND_IN
+    for _ in range(2):  # rows that were on their way
+        ranks.run(ranks.last.rows(mine, told=False), ranks.last.rows(other, told=False))
+        mine.tokens[-1] = STAND_IN
+    while other.samples[-1].token != END:
+        ranks.run(ranks.last.rows(other, 1, drafts))
+    tokens = [sample.token for sample in other.samples]
+    assert tokens[: tokens.index(END) + 1] == plain(guided(JSON, seed=4))
 
 
 def test_a_grammar_that_others_have_worn_out_is_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
