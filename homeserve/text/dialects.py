@@ -227,13 +227,20 @@ NO_DIALECT = Dialect(None, None)
 def dialect_of(templates: Mapping[str, str], usual: tuple[str, str]) -> Dialect:
     """By the signs in the model's templates; without a template, `usual`: names of a thought and a call form or ''.
 
+    A template that writes calls and never tells the model of its tools has no call form: both are to be the same.
+
     Raises KeyError for a name in `usual` that is not known.
     """
     if not templates:
         return Dialect(_named(THOUGHTS, usual[0]), _named(CALLS, usual[1]))
     texts = tuple(templates.values())
     thought = next((form for form in THOUGHTS if _shows(texts, form.signs)), None)
-    return Dialect(thought, next((form for form in CALLS if _shows(texts, form.signs, form.without)), None))
+    call = next((form for form in CALLS if _shows(texts, (*form.signs, _TOOLS), form.without)), None)
+    return Dialect(thought, call)
+
+
+_TOOLS = "tools"
+"""The variable by which a template gets them."""
 
 
 def _shows(texts: Iterable[str], signs: tuple[str, ...], without: tuple[str, ...] = ()) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -12,14 +13,17 @@ from http_world import serving
 from homeserve.engine.request import FinishReason, TokenEvent
 from homeserve.errors import InvalidField
 from homeserve.server.bodies import BodyDecoder
-from homeserve.server.chat_call import ChoiceOfTool, Tools
+from homeserve.server.chat_call import ChatCall, ChoiceOfTool, Tools
 from homeserve.server.chat_tools import chat_tools, with_tool_calls
 from homeserve.server.choice import Choice, join
 from homeserve.server.fields import ChatRequest, FunctionCall, Message, Part, ToolCall
+from homeserve.server.prompts import Prompt
+from homeserve.server.readers import reader_maker
 from homeserve.server.tool_messages import short_id, tool_messages
-from homeserve.text.answer import PartKind
+from homeserve.text.answer import Part as AnswerPart
+from homeserve.text.answer import PartKind, PlainReader
 from homeserve.text.detokenizer import Detokenizer
-from homeserve.text.dialects import CALLS, GENERIC, THOUGHTS, CallForm, Dialect
+from homeserve.text.dialects import CALLS, GENERIC, NO_DIALECT, THOUGHTS, CallForm, Dialect
 from homeserve.text.marks import marks_of
 from homeserve.text.reading import DialectReader
 from homeserve.text.stream import TextStream
@@ -365,3 +369,45 @@ async def test_a_model_without_calls_is_told_of_tools_and_read() -> None:
         _, body = await world.chat(tools=[F])
         assert body["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "f"
         assert body["usage"]["prompt_tokens"] > 200, "the prompt has the tools"
+
+
+# --------------------------------------------------------------------------------------------------------------- readers
+
+
+class Named:
+    """A tokenizer with control tokens of these texts."""
+
+    def __init__(self, *texts: str) -> None:
+        self._texts = texts
+        self.special_ids = frozenset(range(300, 300 + len(texts)))
+
+    def token_text(self, token: int) -> str:
+        return self._texts[token - 300]
+
+
+def made_for(dialect: Dialect, tokenizer: Any, tools: Tools, prompt: str = "") -> Any:
+    served: Any = SimpleNamespace(dialect=dialect, tokenizer=tokenizer)
+    call = ChatCall(fields=fields(), messages=[], tools=tools)
+    return reader_maker(served, call, Prompt((1,), prompt))()
+
+
+def test_a_reader_sees_the_control_tokens_of_its_dialect() -> None:
+    tokenizer = Named("<|im_end|>", "<think>", "<tool_call>", "</tool_call>", "<")
+    offered = chat_tools(fields(tools=[F]))
+    made = made_for(QWEN, tokenizer, offered, "<think>\n")
+    assert set(made.shown) == {301, 302, 303} and made.thinking
+    assert set(made_for(QWEN, tokenizer, Tools()).shown) == {301}
+    assert isinstance(made_for(NO_DIALECT, tokenizer, Tools()), PlainReader)
+    generic = made_for(NO_DIALECT, tokenizer, offered)
+    assert set(generic.shown) == {302, 303}
+    opens, closes = generic.shown[302], generic.shown[303]
+    parts = generic.push(f'{opens}{{"name": "f", "arguments": {{}}}}{closes}')
+    assert [(part.name, part.text) for part in parts] == [("f", "{}")]
+    harmony = Dialect(THINKS["channels"], FORMS["channels"])
+    gpt = made_for(harmony, Named("<|start|>", "<|channel|>", "<|message|>", "<|end|>"), offered, "<|start|>assistant")
+    channel, message = gpt.shown[301], gpt.shown[302]
+    assert gpt.push(f"{channel}final{message}Hi <|end|>") == [part_of("Hi <|end|>")]
+
+
+def part_of(text: str) -> Any:
+    return AnswerPart(PartKind.TEXT, text)

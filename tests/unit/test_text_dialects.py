@@ -38,7 +38,7 @@ WANTED = {
 
 def dialect(name: str) -> Dialect:
     """As for a checkpoint whose template holds the recorded signs."""
-    return dialect_of({"default": " ".join(TURNS[name]["signs"])}, NONE)
+    return dialect_of({"default": " ".join([*TURNS[name]["signs"], "tools"])}, NONE)
 
 
 @pytest.mark.parametrize("name", sorted(WANTED))
@@ -72,11 +72,15 @@ def test_without_a_template_the_familys_usual_formats_stand() -> None:
 
 
 def test_signs_of_any_template_count_and_others_do_not() -> None:
-    found = dialect_of({"default": "x", "tool_use": "<tool_call></tool_call>"}, ("think-tags", "tagged-json"))
+    found = dialect_of({"default": "x", "tool_use": "tools <tool_call></tool_call>"}, ("think-tags", "tagged-json"))
     assert found.thought is None and found.call is not None and found.call.name == "tagged-json"
-    tags = dialect_of({"default": "<tool_call></tool_call><arg_key>"}, NONE).call
+    tags = dialect_of({"default": "tools <tool_call></tool_call><arg_key>"}, NONE).call
     assert tags is not None and tags.name == "arg-tags"
-    assert dialect_of({"default": "<tool_call></tool_call><invoke"}, NONE).call is None
+    assert dialect_of({"default": "tools <tool_call></tool_call><invoke"}, NONE).call is None
+
+
+def test_a_template_that_never_tells_of_tools_has_no_call_form() -> None:
+    assert dialect_of({"default": "<tool_call></tool_call>"}, NONE).call is None
 
 
 def test_every_family_has_a_row_of_known_formats() -> None:

@@ -92,7 +92,8 @@ def answer_of(name: str) -> tuple[Dialect, str, str]:
     starts, ends = ENDS[name]
     turn: str = TURNS[name]["turn"]
     at = turn.index(starts) + len(starts)
-    return dialect_of({"default": " ".join(TURNS[name]["signs"])}, ("", "")), starts, turn[at : turn.index(ends, at)]
+    signs = " ".join([*TURNS[name]["signs"], "tools"])
+    return dialect_of({"default": signs}, ("", "")), starts, turn[at : turn.index(ends, at)]
 
 
 @pytest.mark.parametrize("with_tokens", [False, True])
@@ -122,6 +123,61 @@ def test_two_recorded_calls_are_read_back(name: str, with_tokens: bool) -> None:
 def test_every_form_has_a_recorded_turn() -> None:
     seen = {turn["call"] for turn in (*TURNS.values(), *MORE.values())} - {None}
     assert seen == {form.name for form in CALLS}
+
+
+# -------------------------------------------------------------------------------------------- written, and read again
+
+KEYS = st.from_regex(r"[a-z_][a-z0-9_]{0,6}", fullmatch=True)
+WORDS = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters=STAND_INS), max_size=12)
+VALUES = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(10**12), 10**12),
+        st.floats(allow_nan=False, allow_infinity=False, width=32),
+        WORDS,
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(KEYS, inner, max_size=3)),
+    max_leaves=6,
+)
+
+
+def braces(value: Any) -> str:
+    """As Gemma's template writes a value."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{braces(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(braces, value)) + "]"
+    return f'<|"|>{value}<|"|>' if isinstance(value, str) else json.dumps(value)
+
+
+def written(name: str, arguments: dict[str, Any]) -> str:
+    match name:
+        case "tagged-json":
+            whole = json.dumps({"name": "f", "arguments": arguments}, ensure_ascii=False)
+            return f"<tool_call>\n{whole}\n</tool_call>"
+        case "call-braces":
+            return f"<|tool_call>call:f{braces(arguments)}<tool_call|>"
+        case "call-expressions":
+            pairs = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+            return f"<|tool_call_start|>[f({pairs})]<|tool_call_end|>"
+        case _:
+            texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in arguments.items()}
+            tags = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
+            return f"<tool_call>\n<function=f>\n{tags}</function>\n</tool_call>"
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(st.lists(st.dictionaries(KEYS, VALUES, max_size=4), min_size=1, max_size=3), WORDS, WORDS)
+@pytest.mark.parametrize("name", ["tagged-json", "call-braces", "call-expressions", "function-tags"])
+def test_what_was_written_is_read(name: str, calls: list[dict[str, Any]], text: str, thought: str) -> None:
+    types: dict[type, str] = {str: "string"}
+    schema = {"properties": {k: {"type": types.get(type(v), "x")} for call in calls for k, v in call.items()}}
+    if name == "function-tags":  # one schema for all calls, so each key is of one type
+        calls = calls[:1]
+    answer = f"<think>{thought}</think>{text}" + "\n".join(written(name, call) for call in calls)
+    parts = read(reader(Dialect(THINKS["think-tags"], FORMS[name]), tools={"f": schema}), [answer])
+    assert told(parts) == (text.strip(), thought.strip(), [("f", call) for call in calls])
 
 
 # --------------------------------------------------------------------------------------------------------- any cutting
