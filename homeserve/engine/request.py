@@ -20,6 +20,8 @@ class FinishReason(Enum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    UNDRAWN = "undrawn"
+    """Its guide let no token be drawn: a grammar beyond its bounds, or that no token of the vocabulary fits."""
 
 
 @dataclass(frozen=True)

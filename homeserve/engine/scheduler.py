@@ -451,9 +451,10 @@ class Scheduler:
         """No token could be drawn for it: it ends, and it alone."""
         sequence.pending -= 1
         if sequence.finish is None:
-            sequence.finish = FinishReason.ERROR
+            guided = sequence.call.sampling.guide is not None
+            sequence.finish = FinishReason.UNDRAWN if guided else FinishReason.ERROR
             sequence.move(SequenceState.ENDING)
-            emits.append(Emit(sequence, finish=FinishReason.ERROR, error=why))
+            emits.append(Emit(sequence, finish=sequence.finish, error=why))
 
     def _fresh_prompt_logprobs(self, sequence: Sequence, sample: Sample) -> tuple[Logprobs, ...]:
         """Those that the reader lacks: a prompt computed a second time reports the same positions again."""

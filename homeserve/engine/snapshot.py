@@ -84,7 +84,7 @@ class Counts:
             waiting=scheduler.waiting_count,
             finished=self.ended[FinishReason.STOP] + self.ended[FinishReason.LENGTH],
             aborted=self.ended[FinishReason.ABORT],
-            failed=self.ended[FinishReason.ERROR],
+            failed=self.ended[FinishReason.ERROR] + self.ended[FinishReason.UNDRAWN],
             capacity_tokens=pages.capacity * slots,
             used_tokens=(pages.live + pages.protected) * slots,
             cached_tokens=pages.cached * slots,

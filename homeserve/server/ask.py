@@ -55,6 +55,8 @@ class Ask:
     """Reads one choice's text into parts."""
     thought_told: bool = True
     """Whether the client hears thoughts."""
+    guided_by: str = ""
+    """The field that says what the answer has to be."""
 
     def prompt_of(self, index: int) -> Prompt:
         return self.prompts[index // self.n]
@@ -80,6 +82,7 @@ class Terms:
     guide: Guide | None = None
     make_reader: Callable[[], AnswerReader] = PlainReader
     thought_told: bool = True
+    guided_by: str = ""
     where: str = "messages"
     """The field that the prompt came from."""
 
@@ -92,11 +95,12 @@ def make_ask(
     bounds: Bounds,
     request_id: str,
     guide: Guide | None = None,
+    guided_by: str = "",
 ) -> Ask:
     """For the two routes whose fields say it all. Raises InvalidField, ContextOverflow."""
     echo = isinstance(fields, CompletionRequest) and bool(fields.echo)
     where = "messages" if isinstance(fields, ChatRequest) else "prompt"
-    terms = Terms(_wanted_tokens(fields), _logprobs(fields), echo, guide, where=where)
+    terms = Terms(_wanted_tokens(fields), _logprobs(fields), echo, guide, guided_by=guided_by, where=where)
     return ask_for(fields, terms, prompts, tokenizer, bounds=bounds, request_id=request_id)
 
 
@@ -145,6 +149,7 @@ def ask_for(
         token_ids=bool(fields.return_token_ids),
         make_reader=terms.make_reader,
         thought_told=terms.thought_told,
+        guided_by=terms.guided_by,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from homeserve.server.ask import Ask, Terms, ask_for
 from homeserve.server.chat_call import ChatCall
-from homeserve.server.guides import guide_of
+from homeserve.server.guides import guide_of, guiding_field
 from homeserve.server.parts import Served
 from homeserve.server.prefill import refuse_in_thought
 from homeserve.server.prompts import Prompt, chat_prompt
@@ -51,6 +51,7 @@ async def chat_ask(served: Served, call: ChatCall, request_id: str) -> Ask:
         guide=await guide_of(served, call, prompt),
         make_reader=reader_maker(served, call, prompt),
         thought_told=call.reasoning.told,
+        guided_by=guiding_field(call),
         where=call.where.messages,
     )
     return ask_for(call.fields, terms, [prompt], served.tokenizer, bounds=served.bounds, request_id=request_id)

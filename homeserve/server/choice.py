@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from homeserve.text.tokenizer import Tokenizer
 
+_FAILURES = (FinishReason.ABORT, FinishReason.ERROR, FinishReason.UNDRAWN)
 TOOL_CALLS = "tool_calls"
 """How a choice ends whose answer calls tools."""
 
@@ -89,7 +90,7 @@ class Choice:
         """The next piece. Raises ChoiceFailed. After the finish, pieces are empty."""
         if self.finish is not None:
             return Piece()
-        if event.finish in (FinishReason.ABORT, FinishReason.ERROR):
+        if event.finish in _FAILURES:
             raise ChoiceFailed(event.finish, event.error)
         self._of_prompt.extend(event.prompt_logprobs)
         if self._silent:

@@ -58,6 +58,12 @@ async def guide_of(served: Served, call: ChatCall, prompt: Prompt) -> Guide | No
     return make_guide(grammar, ends, dialect, call.reasoning, in_thought, served.tokenizer)
 
 
+def guiding_field(call: ChatCall) -> str:
+    """The field to blame where an answer's own grammar fails. Raises InvalidField."""
+    constraint = _one_constraint(call)
+    return constraint.where if constraint is not None else call.where.tools
+
+
 async def completion_guide(served: Served, fields: Common) -> Guide | None:
     """For a text that is gone on with: no thoughts, no tools. Raises InvalidField, SchemaUnsatisfiable."""
     constraint = constraint_of(fields)

@@ -12,6 +12,7 @@ from homeserve.server.bodies import json_response, read_body
 from homeserve.server.chat_ask import chat_ask
 from homeserve.server.chat_call import ChatCall
 from homeserve.server.chat_tools import asks_for_functions, chat_tools, with_tool_calls
+from homeserve.server.constraints import constraint_of
 from homeserve.server.context import ModelInfo
 from homeserve.server.edge import current_request_id
 from homeserve.server.fields import ChatRequest, CompletionRequest, refuse_unsupported
@@ -96,6 +97,7 @@ async def post_completions(request: web.Request) -> web.StreamResponse:
         bounds=bounds,
         request_id=f"{request_id}.{next(_serial)}",
         guide=await completion_guide(served, fields),
+        guided_by=constraint.where if (constraint := constraint_of(fields)) else "",
     )
     shape = CompletionShape(ask, served.tokenizer, request_id=request_id, model=served.model.id)
     return await respond(request, parts, served, ask, shape, request_id)

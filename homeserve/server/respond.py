@@ -17,7 +17,7 @@ from typing import Any
 from aiohttp import web
 
 from homeserve.engine.request import FinishReason, TokenEvent
-from homeserve.errors import Draining, RequestError, RequestFailed
+from homeserve.errors import Draining, InvalidField, RequestError, RequestFailed
 from homeserve.server.ask import Ask
 from homeserve.server.bodies import json_response
 from homeserve.server.choice import Choice, ChoiceFailed, Piece, join
@@ -45,6 +45,11 @@ class Answer:
         ]
         self._last_token: list[float | None] = [None] * len(ask.calls)
         self._open = len(ask.calls)
+
+    @property
+    def guided_by(self) -> str:
+        """The field that says what the answer has to be."""
+        return self._ask.guided_by
 
     @property
     def complete(self) -> bool:
@@ -121,7 +126,7 @@ async def _body(
             for index, piece in answer.push(await generation.next_events()):
                 pieces[index].append(piece)
     except ChoiceFailed as failure:
-        raise _told(failure, parts, request_id) from None
+        raise _told(failure, parts, answer.guided_by, request_id) from None
     return json_response(shape.body([join(of_choice) for of_choice in pieces], answer.told()))
 
 
@@ -147,7 +152,7 @@ async def _stream(
             await out.done()
     except ChoiceFailed as failure:
         with suppress(ClientLeft):
-            await out.send([shape.error(_told(failure, parts, request_id))])
+            await out.send([shape.error(_told(failure, parts, answer.guided_by, request_id))])
     except ClientStalled as stalled:
         log.warning("request %s: %s; it was aborted", request_id, stalled)
     except ClientLeft:
@@ -165,8 +170,11 @@ def _events(pieces: list[tuple[int, Piece]], answer: Answer, shape: Shape) -> li
     return events + shape.end(told) if answer.complete else events
 
 
-def _told(failure: ChoiceFailed, parts: Parts, request_id: str) -> RequestError:
-    """What the client hears of a sequence that ended without an answer; the reason goes to the log."""
+def _told(failure: ChoiceFailed, parts: Parts, guided_by: str, request_id: str) -> RequestError:
+    """What the client hears of a sequence that ended without an answer. The reason goes to the log, but for what the
+    client's own grammar is the reason of."""
+    if failure.finish is FinishReason.UNDRAWN and guided_by:
+        return InvalidField(guided_by, f"no token could be drawn: {failure.reason}")
     if failure.finish is FinishReason.ABORT and parts.context.state() == "draining":
         return Draining("the server is shutting down and ended this request")
     log.error("request %s failed: %s", request_id, failure.reason)

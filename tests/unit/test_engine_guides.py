@@ -71,10 +71,10 @@ def test_a_guide_that_fails_ends_its_own_request_alone() -> None:
     ranks.issue()
     ranks.issue()
     ranks.answer(fails=broken)
-    assert broken.finish is FinishReason.ERROR and broken.state is SequenceState.ENDING
+    assert broken.finish is FinishReason.UNDRAWN and broken.state is SequenceState.ENDING
     ranks.answer(fails=broken)
     last = ranks.told(broken)[-1]
-    assert (last.tokens, last.finish, last.error) == ((), FinishReason.ERROR, WHY)
+    assert (last.tokens, last.finish, last.error) == ((), FinishReason.UNDRAWN, WHY)
     assert sum(emit.finish is not None for emit in ranks.told(broken)) == 1
     assert broken.state is SequenceState.DONE and broken.pending == 0
     while other.finish is None:

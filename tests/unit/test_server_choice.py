@@ -60,7 +60,7 @@ def test_a_stop_and_the_end_together_leave_nothing_to_abort() -> None:
     assert piece.finish == "stop" and not piece.stop_matched
 
 
-@pytest.mark.parametrize("finish", [FinishReason.ABORT, FinishReason.ERROR])
+@pytest.mark.parametrize("finish", [FinishReason.ABORT, FinishReason.ERROR, FinishReason.UNDRAWN])
 def test_an_end_without_an_answer_is_a_failure(finish: FinishReason) -> None:
     with pytest.raises(ChoiceFailed) as failed:
         choice().push(TokenEvent(finish=finish, error="why"))
