@@ -9,6 +9,7 @@ from homeserve.server.bodies import depth_of, json_response, read_body
 from homeserve.server.fields import DEPTH_LIMIT, DetokenizeRequest, TokenizeRequest
 from homeserve.server.parts import PARTS, check_model
 from homeserve.server.prompts import chat_prompt, check_ids, decode, encode
+from homeserve.server.tool_messages import tool_messages
 
 
 async def post_tokenize(request: web.Request) -> web.StreamResponse:
@@ -26,12 +27,13 @@ async def post_tokenize(request: web.Request) -> web.StreamResponse:
         for name in ("tools", "chat_template_kwargs"):
             if not depth_of(getattr(fields, name), DEPTH_LIMIT):
                 raise InvalidField(name, f"is nested more than {DEPTH_LIMIT} levels deep, or too large")
+        form, offered = served.dialect.call, fields.tools or []
         prompt = await chat_prompt(
             served.templates,
             served.tokenizer,
-            fields.messages or [],
+            await tool_messages(served.templates, form, fields.messages or [], offered),
             bounds=served.bounds,
-            tools=fields.tools,
+            tools=offered if form is not None else None,
             add_generation_prompt=fields.add_generation_prompt is not False,
             template_arguments=fields.chat_template_kwargs or {},
         )

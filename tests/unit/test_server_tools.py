@@ -8,16 +8,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from http_world import serving
+from http_world import ByteTokenizer, serving
 
 from homeserve.engine.request import FinishReason, TokenEvent
 from homeserve.errors import InvalidField
 from homeserve.server.bodies import BodyDecoder
+from homeserve.server.bounds import Bounds
 from homeserve.server.chat_call import ChatCall, ChoiceOfTool, Tools
 from homeserve.server.chat_tools import chat_tools, with_tool_calls
 from homeserve.server.choice import Choice, join
 from homeserve.server.fields import ChatRequest, FunctionCall, Message, Part, ToolCall
-from homeserve.server.prompts import Prompt
+from homeserve.server.prompts import Prompt, chat_prompt
 from homeserve.server.readers import reader_maker
 from homeserve.server.tool_messages import short_id, tool_messages
 from homeserve.text.answer import Part as AnswerPart
@@ -152,7 +153,8 @@ def turns(id: str | None = "call_abc") -> list[Message]:
 async def written(
     form: CallForm | None, messages: list[Message], *offered: Any, templates: Any = None
 ) -> list[Message]:
-    return await tool_messages(templates or Templates(), form, messages, offered)
+    host: Any = templates or Templates()
+    return await tool_messages(host, form, messages, offered)
 
 
 def text_of(message: Message) -> str:
@@ -371,7 +373,7 @@ async def test_a_model_without_calls_is_told_of_tools_and_read() -> None:
         assert body["usage"]["prompt_tokens"] > 200, "the prompt has the tools"
 
 
-# --------------------------------------------------------------------------------------------------------------- readers
+# -------------------------------------------------------------------------------------------------------------- readers
 
 
 class Named:
@@ -411,3 +413,47 @@ def test_a_reader_sees_the_control_tokens_of_its_dialect() -> None:
 
 def part_of(text: str) -> Any:
     return AnswerPart(PartKind.TEXT, text)
+
+
+async def test_tokenize_counts_what_a_chat_with_tools_has() -> None:
+    async with serving(context=2048) as world:
+        messages = [{"role": "user", "content": "q"}]
+        _, body = await world.chat(tools=[F])
+        status, counted = await world.post("/tokenize", {"messages": messages, "tools": [F]})
+        assert status == 200 and counted["count"] == body["usage"]["prompt_tokens"] > 200
+
+
+class Seen(Templates):
+    """Keeps what it is asked to render."""
+
+    messages: list[dict[str, Any]]
+
+    async def render(self, messages: list[dict[str, Any]], **more: Any) -> str:
+        self.messages = messages
+        return "rendered"
+
+
+async def test_an_earlier_thought_has_every_name_that_templates_know() -> None:
+    """But one where the template that reads it takes a thought or a text in a message with calls, and not both."""
+    seen: Any = Seen()
+    tokenizer: Any = ByteTokenizer()
+    call = ToolCall(function=FunctionCall(name="f", arguments=""), id="a")
+
+    async def prompt(*messages: Message) -> list[dict[str, Any]]:
+        await chat_prompt(
+            seen, tokenizer, list(messages), bounds=Bounds(257, 64, 4), tools=None, add_generation_prompt=True,
+            template_arguments={},
+        )  # fmt: skip
+        made: list[dict[str, Any]] = seen.messages
+        return made
+
+    names = ("reasoning_content", "reasoning", "thinking")
+    (said,) = await prompt(Message(role="assistant", content="x", reasoning="hm"))
+    assert [said.get(name) for name in names] == ["hm"] * 3
+    (said,) = await prompt(Message(role="assistant", tool_calls=[call], reasoning_content="hm"))
+    assert [said.get(name) for name in names] == ["hm"] * 3
+    assert said["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}
+    (said,) = await prompt(Message(role="assistant", content="x", tool_calls=[call], reasoning_content="hm"))
+    assert [said.get(name) for name in names] == ["hm", "hm", None]
+    (said,) = await prompt(Message(role="user", content="x"))
+    assert not any(name in said for name in names)
