@@ -152,7 +152,7 @@ def test_pages_of_an_embedding_serve_others() -> None:
 
 def test_a_plan_brings_so_many_embeddings_and_no_more() -> None:
     """What bounds a result; the rest comes with the next plan, and none starves."""
-    limits = replace(LIMITS, running=PLAN_EMBEDDINGS + 9, chunk=4 * PLAN_EMBEDDINGS, kv_tokens=16 * 64)
+    limits = replace(LIMITS, running=PLAN_EMBEDDINGS + 9, chunk=4 * PLAN_EMBEDDINGS, kv_tokens=16 * 256)
     scheduler, rank = Scheduler(limits), PoolingRank()
     for number in range(PLAN_EMBEDDINGS + 9):
         scheduler.add(pooled((number % VOCAB,)))

@@ -232,9 +232,9 @@ def test_a_client_that_leaves_takes_all_of_its_inputs_along() -> None:
             await world.wait_for(lambda: world.running == 8)
             leaving.cancel()
             await asyncio.gather(leaving, return_exceptions=True)
+            await world.wait_for(lambda: not world.running)
             world.fleet.held = False
             world.fleet.release()
-            await world.wait_for(lambda: not world.running)
             status, body = await world.post(PATH, {"input": "abc"})
             assert status == 200 and told(body) == [of_text("abc")]
 
