@@ -294,11 +294,11 @@ class QueueFull(RequestError):
     type = "rate_limit_error"
     code = "queue_full"
 
-    def __init__(self, waiting: int, retry_after_s: int = 1) -> None:
+    def __init__(
+        self, waiting: int, retry_after_s: int = 1, *, why: str = "requests are waiting already (--max-waiting)"
+    ) -> None:
         self.retry_after_s = retry_after_s
-        super().__init__(
-            f"{waiting} requests are waiting already (--max-waiting); try again in {retry_after_s} s",
-        )
+        super().__init__(f"{waiting} {why}; try again in {retry_after_s} s")
 
 
 class Draining(RequestError):

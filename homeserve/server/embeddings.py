@@ -7,6 +7,7 @@ names it. Then they are fed: no more than WINDOWS times as many as run together 
 one as soon as one is done. So a request of many inputs takes a few places of the queue and no more, and those of others
 stand between. A full queue refuses the first input (429); a later one waits until one of its own is done.
 
+What is done is kept until all of a request is, so what requests may keep together is bounded (`held`): 429 beyond it.
 An answer of many numbers is written input by input, each encoded when its turn comes: as text it would be tens of
 megabytes, and nothing else would run while it is made.
 """
@@ -63,11 +64,12 @@ async def post_embeddings(request: web.Request) -> web.StreamResponse:
     pooling = fields.pooling or pooling_said(parts.context.settings.pooling, served.model.pooling)
     request_id = f"{current_request_id()}.{next(_serial)}"
     calls = [_call(f"{request_id}.{index}", ids, pooling) for index, ids in enumerate(inputs)]
-    vectors = await _fed(parts, served.engine, calls, current_request_id())
-    pieces = answer_pieces(vectors, served.model.id, sum(map(len, inputs)), dimensions, fields.encoding_format)
-    if len(vectors) * dimensions <= WHOLE_FLOATS:
-        return web.Response(body=b"".join(pieces), content_type="application/json")
-    return await _written(request, pieces, parts.context.settings.stream_stall_s)
+    with parts.embeddings.holding(4 * hidden * len(inputs)):
+        vectors = await _fed(parts, served.engine, calls, current_request_id())
+        pieces = answer_pieces(vectors, served.model.id, sum(map(len, inputs)), dimensions, fields.encoding_format)
+        if len(vectors) * dimensions <= WHOLE_FLOATS:
+            return web.Response(body=b"".join(pieces), content_type="application/json")
+        return await _written(request, pieces, parts.context.settings.stream_stall_s)
 
 
 def pooling_said(setting: str, of_model: str) -> str:

@@ -11,6 +11,7 @@ from homeserve.errors import Draining, Loading, UnknownModel
 from homeserve.server.bodies import BodyDecoder
 from homeserve.server.bounds import Bounds
 from homeserve.server.context import ModelInfo, ServerContext, State
+from homeserve.server.held import Held
 from homeserve.server.metrics import Metrics
 from homeserve.text.dialects import NO_DIALECT, Dialect
 
@@ -48,6 +49,7 @@ class Parts:
     context: ServerContext
     decoder: BodyDecoder = field(default_factory=BodyDecoder)
     metrics: Metrics = field(default_factory=Metrics)
+    embeddings: Held = field(default_factory=Held)
 
     def served(self) -> Served:
         """The loaded model. Raises Loading."""

@@ -22,6 +22,7 @@ from homeserve.errors import InvalidModelFile
 from homeserve.server import embeddings
 from homeserve.server.embeddings import answer_pieces, floats_of, pooling_said, shortened
 from homeserve.server.embeddings_fields import INPUTS_LIMIT
+from homeserve.server.held import HELD_BYTES_MAX
 from homeserve.wire.records import LaneRows, NewLane, Sample, unpack_ints
 
 HIDDEN = 8
@@ -220,6 +221,28 @@ def test_where_the_queue_is_short_inputs_wait_for_their_own() -> None:
             world.fleet.held = False
             world.fleet.release()
             assert [status for status, _ in await asyncio.gather(*open_ones)] == [200] * 4
+
+    run(main)
+
+
+def test_what_requests_keep_together_is_bounded() -> None:
+    """Told by a model that is as wide as it takes."""
+
+    async def main() -> None:
+        async with world_of() as world:
+            engine = world.context.engine
+            assert engine is not None
+            engine.limits = replace(engine.limits, hidden=HELD_BYTES_MAX // 4 // 5)
+            world.fleet.held = True
+            body = {"input": ["a"] * 6, "dimensions": HIDDEN}
+            first = asyncio.create_task(world.post(PATH, body))  # alone, whatever it keeps
+            await world.wait_for(lambda: world.running == 6)
+            status, told = await world.post(PATH, {"input": "b", "dimensions": HIDDEN})
+            assert (status, told["error"]["code"]) == (429, "queue_full") and "hold" in told["error"]["message"]
+            world.fleet.held = False
+            world.fleet.release()
+            assert (await first)[0] == 200
+            assert (await world.post(PATH, {"input": "b", "dimensions": HIDDEN}))[0] == 200, "nothing is held any more"
 
     run(main)
 
