@@ -7,37 +7,21 @@ into JSON on the way. Nothing that a model writes is an error here: what is brok
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from homeserve.text.argument_types import TEXT, argument, types_of
-from homeserve.text.cursor import Cursor, Reading, Say
+from homeserve.text.call_objects import Calls, ObjectReader, Tentative
+from homeserve.text.cursor import Cursor, Reading
 from homeserve.text.dialects import CallBody, CallForm, TagForm
 from homeserve.text.loose_values import LooseValues, in_string
 from homeserve.text.marks import STAND_INS, Marks, visible
 
 NAME_CHARS_MAX = 256
 """A longer name is none."""
-_KEYS = frozenset({"name", "arguments", "parameters", "id", "type", "function"})
-"""How a call may begin that stands there without any mark."""
-_IN_QUOTES = re.compile(f'[^"\\\\{STAND_INS}]+')
-_BETWEEN = re.compile(rf'[^"{{}}\[\]<{STAND_INS}]+')
-"""What means nothing within a JSON string, and within an object or a list."""
 _HEADER_ID = re.compile(r"(?:functions\.)?(?P<name>.+?):\d+\Z")
-
-
-class Calls(Protocol):
-    """Where calls go. `may_begin`: whether the answer may have one more."""
-
-    @property
-    def may_begin(self) -> bool: ...
-    def begin(self, name: str, id: str = "") -> None: ...
-    def arguments(self, text: str) -> None: ...
-    def ended(self) -> None: ...
-    def text(self, text: str) -> None: ...
 
 
 def written_in(form: CallForm, marks: Marks) -> CallForm:
@@ -68,206 +52,20 @@ class CallReader:
         self._calls = calls
         self._tools = tools
         self._loose = LooseValues(cursor, form.quote)
-        self._raw: list[str] = []  # of a call that has not begun
+        self._kept = Tentative(cursor, calls)
+        self._objects = ObjectReader(form, cursor, self._kept, calls, tools)
 
     def read(self) -> Reading[str]:
-        """ "" where at least one call has begun; else what was read, which is text. May leave a closing mark unread."""
-        self._raw = []
+        """What was read and is no part of a call, which is text. May leave a closing mark unread."""
+        self._kept.reset()
         match self._form.body:
             case CallBody.JSON_OBJECT | CallBody.JSON_LIST:
-                yield from self._objects()
+                yield from self._objects.read()
             case CallBody.EXPRESSIONS:
                 yield from self._expressions()
             case _:
                 yield from self._named()
-        return "".join(self._raw)
-
-    # ------------------------------------------------------------------------------------------ helpers of all bodies
-
-    def _keep(self, text: str) -> None:
-        self._raw.append(text)
-
-    def _next(self) -> Reading[str]:
-        char = yield from self._cursor.next()
-        self._raw.append(char)
-        return char
-
-    def _past_space(self) -> Reading[str]:
-        char = yield from self._cursor.past_space(self._keep)
-        self._raw.append(char)
-        return char
-
-    def _give_back(self, char: str) -> None:
-        """The last character that was read, "" for the end."""
-        if self._raw:
-            self._raw.pop()
-        self._cursor.back(char)
-
-    def _begin(self, name: str, id: str = "") -> None:
-        self._calls.begin(name.encode("utf-8", "replace").decode(), id)
-        self._raw = []
-
-    # --------------------------------------------------------------------------------------------------- JSON objects
-
-    def _objects(self) -> Reading[None]:
-        """Objects one behind the other, with or without a list around them."""
-        char = yield from self._past_space()
-        if char == "[":
-            char = yield from self._past_space()
-        while char == "{" and self._calls.may_begin:
-            if not (yield from self._object()):
-                return
-            space: list[str] = []
-            char = yield from self._cursor.past_space(space.append)
-            if char in ",;" and char:
-                char = yield from self._cursor.past_space()
-            if char == "]":
-                return
-            if char != "{":
-                self._cursor.back(char)
-                if space:
-                    self._cursor.back("".join(space))
-                return
-            self._raw = ["{"]
-        self._give_back(char)
-
-    def _object(self) -> Reading[bool]:
-        """One call from behind its brace. False where it is none, or broken."""
-        found = _Found()
-        whole = yield from self._pairs(found, nested=False)
-        if found.name is None or not self._is_known(found.name):
-            return False
-        if not found.begun:
-            self._begin(found.name)
-            if found.held:
-                self._calls.arguments(found.held)
-        if whole and not found.told and not found.held:
-            self._calls.arguments("{}")
-        if whole:
-            self._raw = []
-            self._calls.ended()
-        return whole
-
-    def _is_known(self, name: str) -> bool:
-        """Any name is a call's within marks; without, an answer may be JSON that is none."""
-        return bool(self._form.opens) or name in self._tools
-
-    def _pairs(self, found: _Found, *, nested: bool) -> Reading[bool]:
-        """Keys and values of an object; a nested one is what OpenAI's own form has under `function`."""
-        while True:
-            char = yield from self._past_space()
-            if char == ",":
-                continue
-            if char == "}":
-                return True
-            if char != '"':
-                self._give_back(char)
-                return False
-            key = yield from self._json_string()
-            colon = yield from self._past_space()
-            if key is None or colon != ":":
-                self._give_back(colon)
-                return False
-            if not self._form.opens and found.name is None and key not in _KEYS:
-                return False
-            char = yield from self._past_space()
-            if not (yield from self._pair(found, key, char, nested=nested)):
-                return False
-
-    def _pair(self, found: _Found, key: str, char: str, *, nested: bool) -> Reading[bool]:
-        form = self._form
-        if not form.name_key and found.name is None:
-            found.name = key
-            return (yield from self._argument_value(found, char))
-        if key == form.name_key and char == '"' and found.name is None:
-            found.name = yield from self._json_string()
-            if found.name is None:
-                return False
-            if found.held and self._is_known(found.name):
-                self._begin(found.name)
-                found.begun = True
-                self._calls.arguments(found.held)
-            return True
-        if key in (form.arguments_key, "arguments", "parameters") and not found.told and not found.held:
-            return (yield from self._argument_value(found, char))
-        if key == "function" and char == "{" and not nested:
-            return (yield from self._pairs(found, nested=True))
-        self._give_back(char)
-        return (yield from self._json_value(self._keep))
-
-    def _argument_value(self, found: _Found, char: str) -> Reading[bool]:
-        """Streamed where the name is known and the value is an object; else held until it is whole."""
-        self._give_back(char)
-        if found.name is not None and not found.begun and self._is_known(found.name):
-            self._begin(found.name)
-            found.begun = True
-        if found.begun and char in ("{", "["):
-            found.told = True
-            return (yield from self._json_value(self._calls.arguments))
-        value: list[str] = []
-
-        def hold(text: str) -> None:
-            value.append(text)
-            if not found.begun:
-                self._keep(text)
-
-        whole = yield from self._json_value(hold)
-        found.held = _object_text("".join(value)) if whole else "".join(value)
-        if found.begun:
-            self._calls.arguments(found.held)
-            found.told = True
-        return whole
-
-    def _json_string(self) -> Reading[str | None]:
-        """From behind its quote; None where it does not end."""
-        text = ""
-        while char := (yield from self._next()):
-            if char == '"':
-                return _decoded(text)
-            if char in STAND_INS:
-                break
-            text += char
-            if char == "\\":
-                text += yield from self._next()
-        self._give_back(char)
-        return None
-
-    def _json_value(self, say: Say) -> Reading[bool]:
-        """One value as it is written, up to where it ends: only strings and nesting are looked at. False where the text
-        ended, or a mark came, before the value did."""
-        depth, quoted, written = 0, False, False
-        while True:
-            plain = self._cursor.run(_IN_QUOTES) if quoted else self._cursor.run(_BETWEEN) if depth else ""
-            if plain:
-                say(plain)
-            char = yield from self._cursor.next()
-            if not char or char in STAND_INS or (char == "<" and not quoted):
-                break
-            if quoted:
-                say(char)
-                if char == "\\":
-                    char = yield from self._cursor.next()
-                    if not char or char in STAND_INS:
-                        break
-                    say(char)
-                elif char == '"':
-                    quoted = False
-                    if depth == 0:
-                        return True
-                continue
-            if depth == 0 and (char in ",]}" or (written and char.isspace())):
-                self._cursor.back(char)
-                return written
-            if depth == 0 and char.isspace():
-                continue
-            say(char)
-            written = True
-            quoted = char == '"'
-            depth += (char in "{[") - (char in "}]")
-            if depth == 0 and char in "}]":
-                return True
-        self._cursor.back(char)
-        return False
+        return self._kept.text
 
     # --------------------------------------------------------------------------------------- the name, then arguments
 
@@ -284,7 +82,7 @@ class CallReader:
             name = found["name"] if found else name.removeprefix("functions.")
         if not name:
             return
-        self._begin(name, visible(id).strip())
+        self._kept.begin(name, visible(id).strip())
         match form.body:
             case CallBody.NAME_THEN_TAGS:
                 yield from self._tags(types_for=self._tools.get(name))
@@ -300,24 +98,23 @@ class CallReader:
         form = self._form
         ends = self._header_ends()
         header = ""
-        while char := (yield from self._next()):
+        while char := (yield from self._kept.next()):
             if not header and char.isspace():
                 continue
             if form.body is CallBody.NAME_THEN_JSON and char in "[{" and not form.between.startswith(char):
-                self._give_back(char)
+                self._kept.back(char)
                 if header:
                     return header
-                yield from self._objects()
+                yield from self._objects.read()
                 return None
             header += char
             end = next((mark for mark in ends if header.endswith(mark)), None)
             if end is not None:
                 if end != form.between and form.body is CallBody.NAME_THEN_TAGS:
-                    del self._raw[-len(end) :]
-                    self._cursor.back(end)
+                    self._kept.back(end)
                 return header.removesuffix(end)
             if len(header) > NAME_CHARS_MAX or not self._may_be_header(header, ends):
-                self._give_back(char)
+                self._kept.back(char)
                 return None
         return None
 
@@ -345,7 +142,7 @@ class CallReader:
         if char and (char in STAND_INS or self._form.closes.lstrip().startswith(char)):
             self._calls.arguments("{}")
             return True
-        return (yield from self._json_value(self._calls.arguments)) if char else False
+        return (yield from self._objects.value(self._calls.arguments)) if char else False
 
     def _tags(self, types_for: Any) -> Reading[None]:
         """Tags of arguments up to the call's end; what stands between them is text of the answer."""
@@ -402,44 +199,36 @@ class CallReader:
     # ---------------------------------------------------------------------------------------------------- expressions
 
     def _expressions(self) -> Reading[None]:
-        char = yield from self._past_space()
+        char = yield from self._kept.past_space()
         if char == "[":
-            char = yield from self._past_space()
+            char = yield from self._kept.past_space()
         if char in ("{", '"'):
-            self._give_back(char)
-            yield from self._objects()
+            self._kept.back(char)
+            yield from self._objects.read()
             return
         while char and char not in STAND_INS and char != "]" and self._calls.may_begin:
             name = char
             while (
-                (char := (yield from self._next())) and (char.isalnum() or char in "_-.") and len(name) < NAME_CHARS_MAX
+                (char := (yield from self._kept.next()))
+                and (char.isalnum() or char in "_-.:/")
+                and len(name) < NAME_CHARS_MAX
             ):
                 name += char
             if char != "(":
-                self._give_back(char)
+                self._kept.back(char)
                 return
-            self._begin(name)
+            self._kept.begin(name)
             if not (yield from self._loose.container("(", self._calls.arguments)):
                 return
             self._calls.ended()
             char = yield from self._cursor.past_space()
             if char == ",":
                 char = yield from self._cursor.past_space()
-            self._raw = [char]
+            self._kept.reset(char)
         if char == "]":
-            self._raw = []
+            self._kept.reset()
             return
-        self._give_back(char)
-
-
-class _Found:
-    """What is known of a call that is an object: `held` arguments came before the name, `told` ones were given out."""
-
-    def __init__(self) -> None:
-        self.name: str | None = None
-        self.held = ""
-        self.begun = False
-        self.told = False
+        self._kept.back(char)
 
 
 def _said_types(skipped: str) -> frozenset[str]:
@@ -447,22 +236,3 @@ def _said_types(skipped: str) -> frozenset[str]:
     if 'string="true"' in skipped:
         return TEXT
     return frozenset({"json"}) if 'string="false"' in skipped else frozenset()
-
-
-def _decoded(text: str) -> str:
-    try:
-        made = json.loads(f'"{text}"', strict=False)
-    except (ValueError, RecursionError):
-        return text
-    return made if isinstance(made, str) else text
-
-
-def _object_text(value: str) -> str:
-    """Arguments as an object's text: some models write it into a string, or null for none."""
-    if value == "null":
-        return "{}"
-    if value.startswith('"'):
-        inner = _decoded(value[1:-1])
-        if inner.lstrip().startswith("{"):
-            return inner.encode("utf-8", "replace").decode()
-    return value
