@@ -232,11 +232,8 @@ def _schema_entry(schema: Schema, strict: bool) -> Entry:
 
 
 def _regex_entry(asked: Check) -> Entry:
-    """The whole answer matches, so marks of its beginning and end say nothing; llguidance has none."""
-    pattern: str = asked.value.removeprefix("^")
-    if pattern.endswith("$") and (len(pattern) - len(pattern[:-1].rstrip("\\")) - 1) % 2 == 0:
-        pattern = pattern[:-1]
-    made: Entry = json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"][0]
+    """The whole answer matches, with or without `^` and `$` at the pattern's ends."""
+    made: Entry = json.loads(LLMatcher.grammar_from_regex(asked.value))["grammars"][0]
     return {"lark_grammar": made["lark_grammar"]}
 
 
@@ -275,6 +272,8 @@ def _refused(error: str) -> Refused:
         return Refused(_NOTHING_FITS, unsatisfiable=True)
     if said.startswith("Unsatisfiable schema: "):
         return Refused(said.removeprefix("Unsatisfiable schema: "), unsatisfiable=True)
+    if "lookarounds not supported" in said:
+        return Refused(r"^, $ and \b cannot stand within a pattern: the whole answer has to match it")
     if said.startswith("panic"):
         return Refused("is more than the grammar compiler can take")
     names = _ignored(said)

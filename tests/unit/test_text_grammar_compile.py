@@ -82,7 +82,7 @@ REGEXES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("pattern, fits, other", [case for case in REGEXES if case[0] != "a$|b"])
+@pytest.mark.parametrize("pattern, fits, other", REGEXES)
 def test_the_whole_answer_matches_a_pattern(pattern: str, fits: str, other: str) -> None:
     made = grammar(REGEX, pattern)
     assert takes(made, fits) and not takes(made, other)
