@@ -154,6 +154,7 @@ def test_choices_penalties_and_biases_are_the_same_with_drafts(servers: Any, pla
     fields = {
         "n": 3, "temperature": 0.9, "seed": 5, "frequency_penalty": 0.4, "presence_penalty": 0.3,
         "logit_bias": {"49": -1.0, "57": 2.0},
+        "extra_body": {"dry_multiplier": 0.6, "dry_allowed_length": 1, "xtc_probability": 0.2},
     }  # fmt: skip
     drafted, told = (each.complete(COUNTS[2], **fields) for each in (asked, plain))
     assert [choice["text"] for choice in drafted["choices"]] == [choice["text"] for choice in told["choices"]]

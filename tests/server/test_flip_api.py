@@ -272,10 +272,11 @@ def test_answers_that_stream_across_flips_are_those_without(three: Any, wait_unt
 def test_choices_draws_penalties_and_logprobs_are_those_without_a_flip(
     three: Any, wait_until: Callable[..., Any]
 ) -> None:
-    """Two choices of one request, drawn with a seed and held back by penalties; each has a state of its own."""
+    """Two choices of one request, drawn with a seed, held back by penalties and DRY; each has a state of its own."""
     asked: dict[str, Any] = {
         "prompt": "what is it that", "max_tokens": 300, "n": 2, "temperature": 1.2, "seed": 11, "logprobs": 2,
-        "frequency_penalty": 0.02, "presence_penalty": 0.01, "extra_body": {"ignore_eos": True},
+        "frequency_penalty": 0.02, "presence_penalty": 0.01,
+        "extra_body": {"ignore_eos": True, "dry_multiplier": 0.1, "dry_allowed_length": 3, "xtc_probability": 0.1},
     }  # fmt: skip
 
     async def read(client: openai.AsyncOpenAI, model: str, seen: list[int]) -> tuple[list[str], list[list[float]]]:

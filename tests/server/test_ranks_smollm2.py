@@ -91,10 +91,11 @@ def test_a_next_turn_is_found_in_the_cache(ranks: Served, one: Served) -> None:
 
 
 def test_drawn_tokens_with_penalties_are_those_of_one_rank(ranks: Served, one: Served) -> None:
-    """Counts live where tokens are drawn, on the last rank. In the tensor layout: as far as the first draw that another
-    last digit could decide, numbers agree (server/test_ranks_families.py has weights without such noise)."""
+    """Counts and DRY's order live where tokens are drawn, on the last rank. In the tensor layout: as far as the first
+    draw that another last digit could decide, numbers agree (server/test_ranks_families.py has weights without such
+    noise)."""
     asked = greedy("1, 2, 3, 1, 2, 3, 1, 2, 3,", temperature=0.9, seed=7, presence_penalty=0.5, frequency_penalty=1.2)
-    asked["extra_body"] = {"repetition_penalty": 1.2, "ignore_eos": True}
+    asked["extra_body"] = {"repetition_penalty": 1.2, "ignore_eos": True, "dry_multiplier": 0.8}
     plain = one.alone(greedy(asked["prompt"], temperature=0.9, seed=7))
     known = one.alone(asked)
     assert known.tokens != plain.tokens
