@@ -1,18 +1,19 @@
 """Calls of tools in the messages of a conversation, as the model's template takes them.
 
-Most templates write calls and results themselves. Two things are left to do:
+Most templates write calls and results themselves. What is left to do:
 
 - A template that has no calls gets messages that have none. Earlier calls and results are written into their texts, in
   the generic form (`homeserve.text.dialects.GENERIC`), and the tools are described in the system message; or in the
   first message of the user's, where the template takes no system message. So tools work with every model; how well,
   is the model's matter.
 - Some templates take ids of calls in one form only, and a client's may come from elsewhere; some want the name of
-  what was called beside its result.
+  what was called beside its result; some take one call in a message.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 import string
@@ -50,7 +51,8 @@ async def tool_messages(
     """`form`: the template's own, None where it has no calls; `offered`: the tools that may be called, as templates
     have them."""
     if form is not None:
-        return _with_ids(_with_names(messages), form)
+        named = _with_ids(_with_names(messages), form)
+        return _one_at_a_time(named) if form.singly else named
     written = [_without_calls(message) for message in messages]
     if any(message.role in _RESULT_ROLES for message in messages):
         written = _joined_results(written, [message.role for message in messages])
@@ -133,7 +135,26 @@ async def _takes_system_messages(templates: TemplateHost) -> bool:
     return _takes_system[templates]
 
 
-# -------------------------------------------------------------------------------------------------------------- ids
+# -------------------------------------------------------------------------------------------- calls, names and ids
+
+
+def _one_at_a_time(messages: list[Message]) -> list[Message]:
+    """A message of several calls as one for each, with its result behind it."""
+    made: list[Message] = []
+    results: list[Message] = []  # that were put behind their calls
+    for at, message in enumerate(messages):
+        calls = message.tool_calls or []
+        if len(calls) < 2:
+            made += [message] if message not in results else []
+            continue
+        behind = itertools.takewhile(lambda other: other.role in _RESULT_ROLES, messages[at + 1 :])
+        results = list(behind)
+        for number, call in enumerate(calls):
+            said = {} if number == 0 else {"content": None, "reasoning_content": None, "reasoning": None}
+            made.append(msgspec.structs.replace(message, tool_calls=[call], **said))
+            made += [result for result in results if result.tool_call_id == call.id]
+        results = [result for result in results if result.tool_call_id in {call.id for call in calls}]
+    return made
 
 
 def _with_names(messages: list[Message]) -> list[Message]:

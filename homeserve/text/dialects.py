@@ -67,7 +67,7 @@ class CallForm:
     within is none of a call's. `id_mark`: between name and `between` stands this mark and an id, in some versions.
     `name_key` empty: the object has one key, the name, whose value is the arguments. `header_id`: what stands for the
     name is an id, `functions.NAME:NUMBER`, which the template wants back. `short_ids`: the template takes ids of nine
-    letters and digits and no others.
+    letters and digits and no others. `singly`: the template takes one call in a message and no more.
     """
 
     name: str
@@ -86,6 +86,7 @@ class CallForm:
     quote: str = ""
     header_id: bool = False
     short_ids: bool = False
+    singly: bool = False
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -194,7 +195,7 @@ CALLS = (
     ),
     CallForm(
         "bare-json", "", "", CallBody.JSON_OBJECT, ("<|start_header_id|>", "ipython", "parameters"),
-        arguments_key="parameters",
+        arguments_key="parameters", singly=True,
     ),
 )  # fmt: skip
 """In the order in which signs are looked for: the more special first."""

@@ -457,3 +457,21 @@ async def test_an_earlier_thought_has_every_name_that_templates_know() -> None:
     assert [said.get(name) for name in names] == ["hm", "hm", None]
     (said,) = await prompt(Message(role="user", content="x"))
     assert not any(name in said for name in names)
+
+
+async def test_a_template_of_single_calls_gets_them_one_by_one() -> None:
+    calls = [ToolCall(function=FunctionCall(name="f", arguments=f"{{{n}}}"), id=f"id{n}") for n in range(2)]
+    results = [Message(role="tool", content=f"r{n}", tool_call_id=f"id{n}") for n in (1, 0)]
+    asked = Message(role="user", content="hi")
+    two = Message(role="assistant", content="I look.", tool_calls=calls)
+    made = await written(FORMS["bare-json"], [asked, two, *results, asked, Message(role="assistant", content="so")])
+    told = [(m.role, m.content, [call.id for call in m.tool_calls or ()], m.tool_call_id) for m in made]
+    assert told == [
+        ("user", "hi", [], None),
+        ("assistant", "I look.", ["id0"], None),
+        ("tool", "r0", [], "id0"),
+        ("assistant", None, ["id1"], None),
+        ("tool", "r1", [], "id1"),
+        ("user", "hi", [], None),
+        ("assistant", "so", [], None),
+    ]
