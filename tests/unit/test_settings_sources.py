@@ -20,7 +20,8 @@ LOCAL = {
     "prefix_cache": False, "plan_timeout_s": 9.0, "log_format": "json", "log_level": "debug", "capture_dir": "cap",
     "cache_dir": "cache", "devices": "cpu:3", "layout": "tensor", "pipeline_ratio": (2, 1, 1),
     "weight_vector": (30, 17, 17), "token_vector": (28, 26, 20), "memory": "discrete",
-    "draft": "2", "pooling": "mean", "flip": "manual", "flip_dwell_s": 3.5, "park_deadline_s": 4.5, "image_spill": "images",
+    "draft": "2", "pooling": "mean", "flip": "manual", "flip_dwell_s": 3.5, "park_deadline_s": 4.5,
+    "image_spill": "images",
 }  # fmt: skip
 """A value other than the default for every option that has a meaning in this version."""
 
