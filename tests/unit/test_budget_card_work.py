@@ -31,6 +31,7 @@ from backends.gpu.transport.base import EXCHANGE, room_of
 from backends.gpu.transport.mailboxes import MailboxShape
 from backends.gpu.weights import CardWeights
 from backends.quant import QuantType
+from backends.sections import hidden_rows
 from budget import card_work, host_lines
 from budget.ceilings import ceilings
 from budget.cuts import even_cut
@@ -124,6 +125,8 @@ class Rank:
         self.weights = CardWeights(bound.ops, bound.weights).nbytes
         outputs = [(self.plan.output(at), self.plan.rules(at)) for at in range(len(self.plan.sections))]
         logits = [4 * (of.logit_rows if out.scope else of.rows) * stride_of(out.width) for out, of in outputs]
+        if (rows := hidden_rows(bound.ops)) is not None:
+            logits.append(4 * limits.rows * stride_of(rows.buffer.width))
         self.lines = {
             host_lines.WORKSPACE: self.plan.workspace.nbytes,
             host_lines.DRAFTS: self.plan.drafts.nbytes,
