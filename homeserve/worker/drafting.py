@@ -84,6 +84,7 @@ class Drafting:
         batch, groups = self.lanes.batch(plan.rows, plan.epoch, plan.seq, drafted)
         for group in groups:
             self.lanes.foresee(group)
+        self.lanes.make_masks()
         logits = program.run(batch)
         program.copy_states([(rows.lane, rows.save) for rows in plan.rows if rows.save >= 0])
         for group in groups:
@@ -92,6 +93,7 @@ class Drafting:
         samples: tuple[Sample, ...] = ()
         if self.lanes.draws:
             samples = self._draw(groups, logits)
+            self.lanes.make_masks()
             tokens = _tokens_of(samples)
             self._tell(plan, groups, tokens)
             samples += pool(self.lanes, program, batch, groups)

@@ -24,10 +24,12 @@ what is known already is passed over (`LaneGuide.told`). Drafts are not told bef
 taken back when they are rejected. Where a plan failed half-way and its rows come again, the course begins anew
 (`LaneGuide.mask`).
 
-**A mask is made beside the plan.** As soon as the input of a row is known (when it was drawn, or when a plan brings it)
-a thread takes it and makes the mask of the row (`prepare`), while this plan ends and the next one computes; llguidance
-lets other threads run meanwhile. Before the row is drawn its mask is waited for. Grammars are compiled, and the
-vocabulary's trie is built, in threads as well: a lane that needs them waits, and so do the lanes in the same plan.
+**A mask is made beside the plan.** As soon as the inputs of rows are known (when they were drawn, or when a plan brings
+them) a thread takes them and makes the masks of these rows (`Guides.make_due`), while this plan ends and the next one
+computes; llguidance lets other threads run meanwhile. When a row is drawn its mask is there, or on its way and waited
+for, or the plan loop makes it itself: it never waits for a thread to be woken, which takes longer than the mask where
+all cores are busy. Grammars are compiled, and the vocabulary's trie is built, in a thread of their own: a lane that
+needs them waits, and so do the lanes in the same plan.
 
 **Grammars are kept** by their text, compiled, and each answer gets a copy. Copies share what the lexer has found out
 (its automaton grows as texts come), which makes the second answer faster, and would make limits depend on what others
@@ -43,6 +45,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING, TypeVar
 
@@ -66,6 +69,7 @@ REASON_CHARS_MAX = 200
 GRAMMARS_KEPT = 32
 COPIES_MAX = 256
 MASK_THREADS = 2
+MASKS_A_THREAD = 8
 SLOW_S = 0.25
 """A grammar that takes longer is told of in the log."""
 
@@ -214,20 +218,23 @@ class Course:
 
 
 class LaneGuide:
-    """The guide of one lane. Used by the plan loop alone; threads touch nothing but its course, under its lock."""
+    """The guide of one lane. The plan loop tells it tokens and asks for masks; a thread may be making one."""
 
     def __init__(self, guide: Guide, guides: Guides) -> None:
         self._guide = guide
         self._guides = guides
         self._tokens: list[int] = []
         """Of the output, from its first one on."""
+        self._due = -1
+        """The output token whose mask was asked for ahead."""
         self._lock = threading.Lock()
+        """Holds what follows: whoever makes a mask has it."""
         self._course: Course | None = None
+        self._made: tuple[int, Mask | None] | None = None
+        """The last mask, and the output token that it is over."""
         self._alone = False
         """The grammar is compiled for this answer alone."""
         self._failure = ""
-        self._pending: Future[Mask | None] | None = None
-        self._pending_for = -1
 
     def begin(self) -> None:
         """Let the grammar be compiled, if it is not known."""
@@ -241,22 +248,25 @@ class LaneGuide:
         self._tokens.extend(map(int, new))
 
     def prepare(self) -> None:
-        """Begin to make the mask of the row whose input was told last."""
-        index = len(self._tokens)
-        if self._pending is None or self._pending_for != index:
-            self._pending_for = index
-            self._pending = self._guides.submit(lambda: self._mask_at(index))
+        """The mask of the row whose input was told last will be needed: `Guides.make_due` has it made."""
+        if self._due != len(self._tokens):
+            self._due = len(self._tokens)
+            self._guides.due(self)
+
+    def make(self) -> None:
+        """The mask that is due, if it is not made yet. For a thread; what fails is told by `mask`."""
+        with self._lock, suppress(GuideFailed):
+            if self._due == len(self._tokens):
+                self._mask_at(self._due)
 
     def mask(self, index: int) -> Mask | None:
-        """Over output token `index`, once it is made. Raises GuideFailed."""
-        if index < len(self._tokens):  # a plan failed behind the draw, and its rows come again
-            with self._lock:
+        """Over output token `index`: what a thread has made or is making, else it is made now. Raises GuideFailed."""
+        with self._lock:
+            if index < len(self._tokens):  # a plan failed behind the draw, and its rows come again
                 del self._tokens[index:]
-                self._course = self._pending = None
-        assert index == len(self._tokens), f"the mask of output token {index}, and {len(self._tokens)} are known"
-        self.prepare()
-        assert self._pending is not None
-        return self._pending.result()
+                self._course = self._made = None
+            assert index == len(self._tokens), f"the mask of output token {index}, and {len(self._tokens)} are known"
+            return self._mask_at(index)
 
     def apply(self, index: int, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """The row `[vocab]` that output token `index` is drawn from. Raises GuideFailed."""
@@ -264,27 +274,31 @@ class LaneGuide:
         return logits if mask is None else logits + mask
 
     def _mask_at(self, index: int) -> Mask | None:
-        with self._lock:
-            if not self._alone:
-                try:
-                    return self._followed(index)
-                except GuideFailed:
-                    self._alone, self._course = True, None
-                    self._guides.grammars.forget(self._guide.grammar)
-            try:
-                return self._followed(index)
-            except GuideFailed as error:
-                self._failure = self._failure or str(error)
-                raise
+        if self._made is None or self._made[0] != index:
+            self._made = index, self._followed(index)
+        return self._made[1]
 
     def _followed(self, index: int) -> Mask | None:
         if self._failure:
             raise GuideFailed(self._failure)
+        if not self._alone:
+            try:
+                return self._walked(index)
+            except GuideFailed:
+                self._alone, self._course = True, None
+                self._guides.grammars.forget(self._guide.grammar)
+        try:
+            return self._walked(index)
+        except GuideFailed as error:
+            self._failure = str(error)
+            raise
+
+    def _walked(self, index: int) -> Mask | None:
         if self._course is None:
             self._course = Course(self._guide, self._guides.size, self._matchers())
         for token in self._tokens[self._course.consumed : index]:
             self._course.take(token)
-        return self._course.mask() if self._course.consumed == index else None  # else nobody waits for it any more
+        return self._course.mask()
 
     def _matchers(self) -> Callable[[], LLMatcher] | None:
         grammar = self._guide.grammar
@@ -357,25 +371,43 @@ class Grammars:
 
 
 class Guides:
-    """Guides of one rank. `threads` 0: all is done by whoever asks, when it is asked for. To be closed."""
+    """Guides of one rank. `threads` 0: masks and grammars are made when they are needed. To be closed."""
 
     def __init__(self, vocabulary: Vocabulary, threads: int = MASK_THREADS) -> None:
         self.size = vocabulary.size
+        self._threads = threads
         self._masks = ThreadPoolExecutor(threads, "mask") if threads else None
         self._compiling = ThreadPoolExecutor(1, "grammar") if threads else None
         self.grammars = Grammars(vocabulary, self._compiling)
+        self._due: list[LaneGuide] = []
 
     def lane(self, guide: Guide) -> LaneGuide:
         return LaneGuide(guide, self)
 
-    def submit(self, make: Callable[[], Mask | None]) -> Future[Mask | None]:
-        return _submitted(self._masks, make)
+    def due(self, lane: LaneGuide) -> None:
+        """A mask of this lane will be needed."""
+        self._due.append(lane)
+
+    def make_due(self) -> None:
+        """Begin to make the masks that are due. Each thread that is woken costs the plan loop something, so several
+        are only where there is much to do."""
+        due, self._due = self._due, []
+        if self._masks is None or not due:
+            return
+        parts = min(self._threads, -(-len(due) // MASKS_A_THREAD))
+        for part in range(parts):
+            self._masks.submit(_make_all, due[part::parts])
 
     def close(self) -> None:
         """End the threads; what they are at is finished, what waits is not begun."""
         for pool in (self._masks, self._compiling):
             if pool is not None:
                 pool.shutdown(cancel_futures=True)
+
+
+def _make_all(lanes: Sequence[LaneGuide]) -> None:
+    for lane in lanes:
+        lane.make()
 
 
 def _submitted(pool: ThreadPoolExecutor | None, make: Callable[[], T]) -> Future[T]:

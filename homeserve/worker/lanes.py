@@ -219,14 +219,19 @@ class Lanes:
         return Batch(tokens, positions, slots, lanes, self.local, every, self._states, epoch, seq, NO_HOLD, chain)
 
     def foresee(self, group: Group) -> None:
-        """The group's rows are about to be computed: begin to make the mask that its first draw will need. Of a group
-        with drafts only the known token counts yet."""
+        """The group's rows are about to be computed: their inputs are known, and the mask that the first draw will need
+        is due. Of a group with drafts only the known token counts yet."""
         guide = self[group.lane].guide
         if guide is not None:
             known = group.inputs[:1] if group.rows.drafts else group.inputs
             guide.told(group.rows.start - self[group.lane].prompt_len, known.tolist())
             if group.rows.sample:
                 guide.prepare()
+
+    def make_masks(self) -> None:
+        """Begin to make the masks of all rows whose inputs are known and that are to be drawn next."""
+        if self.guides is not None:
+            self.guides.make_due()
 
     def advance(self, group: Group) -> None:
         """All rows of the group were computed and count: move the lane's length, and its past goes on."""

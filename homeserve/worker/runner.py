@@ -187,6 +187,7 @@ class Runner:
         batch, groups = lanes.batch(plan.rows, plan.epoch, plan.seq)
         for group in groups:
             lanes.foresee(group)
+        lanes.make_masks()
         logits = program.run(batch)
         program.copy_states([(rows.lane, rows.save) for rows in plan.rows if rows.save >= 0])
         for group in groups:
@@ -200,6 +201,7 @@ class Runner:
             for group in groups
             if group.logit_count
         )
+        lanes.make_masks()
         if self._sender is not None:
             told = [(each, next_input(each)) for each in samples]
             drawn = [Drawn(each.lane, request_bits(each.request), token) for each, token in told if token >= 0]
