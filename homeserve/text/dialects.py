@@ -93,7 +93,7 @@ class CallForm:
         """Every text by which the format is known in an answer."""
         of_tag = (self.tag.opens, self.tag.key_closes, self.tag.value_opens, self.tag.closes) if self.tag else ()
         made = (self.opens, self.closes, self.between, self.id_mark, self.quote, *self.section, *of_tag)
-        return tuple(mark for mark in made if mark) + (CHANNEL_MARKS if self.body is CallBody.CHANNELS else ())
+        return tuple(mark for mark in made if mark)
 
 
 _Form = TypeVar("_Form", ThoughtForm, CallForm)
@@ -219,7 +219,12 @@ class Dialect:
     def marks(self) -> tuple[str, ...]:
         """Every text by which its formats are known in an answer."""
         of_thought = (self.thought.opens, self.thought.closes) if self.thought else ()
-        return of_thought + (self.call.marks if self.call else ())
+        return of_thought + (CHANNEL_MARKS if self.in_channels else ()) + (self.call.marks if self.call else ())
+
+    @property
+    def in_channels(self) -> bool:
+        """Whether an answer is messages, as in the Harmony format."""
+        return self.thought is not None and self.thought.name == "channels"
 
 
 NO_DIALECT = Dialect(None, None)

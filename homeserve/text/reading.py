@@ -62,7 +62,7 @@ class DialectReader:
         self._cursor = Cursor()
         short = dialect.call is not None and dialect.call.short_ids
         self._parts = PartsMade(new_id or (lambda: call_id(short=short)), several=parallel)
-        if dialect.thought is not None and dialect.thought.name == "channels":
+        if dialect.in_channels:
             reading = ChannelsReader(self._marks, self._cursor, self._parts, prompt, tools).read()
         else:
             reading = _Formats(dialect, self._marks, self._cursor, self._parts, prompt, tools).read()

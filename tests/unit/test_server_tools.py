@@ -409,6 +409,11 @@ def test_a_reader_sees_the_control_tokens_of_its_dialect() -> None:
     gpt = made_for(harmony, Named("<|start|>", "<|channel|>", "<|message|>", "<|end|>"), offered, "<|start|>assistant")
     channel, message = gpt.shown[301], gpt.shown[302]
     assert gpt.push(f"{channel}final{message}Hi <|end|>") == [part_of("Hi <|end|>")]
+    control = Named("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
+    plain = made_for(harmony, control, Tools(), "<|start|>assistant")
+    start, channel, message, end = (plain.shown[token] for token in sorted(control.special_ids))
+    said = plain.push(f"{channel}analysis{message}hm{end}{start}assistant{channel}final{message}Hi")
+    assert said == [AnswerPart(PartKind.THOUGHT, "hm"), part_of("Hi")]
 
 
 def part_of(text: str) -> Any:

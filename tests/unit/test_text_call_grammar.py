@@ -59,9 +59,13 @@ BYTES_MAX = 400
 DRAWS = 2
 
 
+def marks_in(form: CallForm) -> tuple[str, ...]:
+    return form.marks + (CHANNEL_MARKS if form.body is CallBody.CHANNELS else ())
+
+
 def control_texts(form: CallForm) -> tuple[str, ...]:
     """Names in the marks that models have as control tokens: <|…|> and the like."""
-    made = [mark for mark in form.marks if mark.startswith("<|") and mark.endswith("|>")]
+    made = [mark for mark in marks_in(form) if mark.startswith("<|") and mark.endswith("|>")]
     made += [mark for mark in form.marks if mark in ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")]
     made += ["<|tool_call>", "<tool_call|>"] if form.name == "call-braces" else []
     return tuple(dict.fromkeys(made))
@@ -76,7 +80,7 @@ class Vocabulary:
         self.tokenizer: LLTokenizer = byte_tokenizer(VOCAB, self.special)
         self.by_text = {text: token for token, text in self.special.items()}
         self.of_byte = {self.tokenizer.tokenize_bytes(bytes([value]))[0]: value for value in range(256)}
-        self.marks: Marks = marks_of(form.marks, self.special.items())
+        self.marks: Marks = marks_of(marks_in(form), self.special.items())
 
 
 def drawn(vocabulary: Vocabulary, grammar: str, wanted: Sequence[str], rng: random.Random, begun: str = "") -> str:
