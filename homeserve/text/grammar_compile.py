@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -36,8 +37,8 @@ from homeserve.text.grammar_wire import (
 )
 from homeserve.text.json_schemas import Schema, can_end, children, prepared
 
-LOOKS_LIMIT = 200
-"""Schemas that are compiled to find the place of an error."""
+PLACE_S = 1.0
+"""How long the place of an error is looked for: each look compiles a schema. Then it is told as far as it is known."""
 ERROR_CHARS_MAX = 400
 _NOTHING_FITS = "nothing can ever fit it"
 _BYTES = 256
@@ -92,7 +93,8 @@ class _Bytes(TokenizerWrapper):
 class Compiler:
     """Checks grammars against one vocabulary."""
 
-    def __init__(self, vocab: int, special: Mapping[int, str]) -> None:
+    def __init__(self, vocab: int, special: Mapping[int, str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._tokenizer = byte_tokenizer(vocab, special)
         self._special = {text: token for token, text in special.items()}
         self._limits = LLParserLimits(**PARSER_LIMITS, verbose_errors=False)
@@ -167,10 +169,9 @@ class Compiler:
         definitions: dict[str, Any] = {}
         if isinstance(schema, dict):
             definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        path, looks = "", LOOKS_LIMIT
+        path, end = "", self._clock() + PLACE_S
         inner: Iterator[tuple[str, Any]] = children(schema)
-        while looks > 0 and (step := next(inner, None)) is not None:
-            looks -= 1
+        while self._clock() < end and (step := next(inner, None)) is not None:
             other = self._error(step[1], definitions, strict)
             if other is None or (str(other) != str(error) and not (error.unsatisfiable and other.unsatisfiable)):
                 continue

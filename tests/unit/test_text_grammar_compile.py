@@ -177,3 +177,11 @@ def test_vocabularies_of_any_kind() -> None:
     for vocab, special in ((10, {}), (256, {0: "<s>"}), (5000, {4999: "<x>", 7000: "<beyond>"})):
         made = Compiler(vocab, special).check(Check(REGEX, "é+"))
         assert made.grammar and not made.error
+
+
+def test_a_place_is_looked_for_in_bounded_time() -> None:
+    wrong = {"properties": {"a": {"items": {"type": "nil"}}}}
+    ticks = iter([0.0, 0.5, 2.0])
+    found = Compiler(VOCAB, {}, clock=lambda: next(ticks)).check(Check(JSON_SCHEMA, wrong))
+    assert found.error == "properties.a: Invalid type: nil", "as far as it is known"
+    assert COMPILER.check(Check(JSON_SCHEMA, wrong)).error == "properties.a.items: Invalid type: nil"
