@@ -165,7 +165,6 @@ class Course:
         self._matched += 1
         if self._matched == len(self._opens):
             self._phase, self._matched = Phase.THOUGHT, 0
-            self._begin_grammar()
         elif self._matcher is not None and self._matcher.try_consume_tokens([token]) == 0:
             self._matcher = None
 
@@ -176,10 +175,7 @@ class Course:
         self._matched += token == self._closes[self._matched]
         if self._matched == len(self._closes):
             self._phase = Phase.ANSWER
-            self._begin_grammar()
-
-    def _begin_grammar(self) -> None:
-        self._matcher = self._new_matcher() if self._new_matcher is not None else None
+            self._matcher = self._new_matcher() if self._new_matcher is not None else None
 
     def _take_answer(self, matcher: LLMatcher, token: int) -> None:
         if token in self._ends and matcher.is_accepting():
