@@ -53,6 +53,7 @@ from homeserve.layouts.ranks import RankDevice
 from homeserve.layouts.share import Share
 from homeserve.models import registry
 from homeserve.models.bind import Bound, bind
+from homeserve.models.conform import before_hidden
 from homeserve.wire.records import PlanKind, Sample
 
 COUNTER = Path(__file__).parent / "data" / "counter.gguf"
@@ -178,7 +179,7 @@ class CardPlay(Play):
 def wanted_of(bound: Bound, kv_type: str) -> Iterator[Wanted]:
     """Each op that has to launch something, once for each thing. Ops without a column or a head need nothing."""
     drafting = False
-    for op in bound.ops:
+    for op in before_hidden(bound.ops):  # what is behind is run for embeddings alone
         drafting |= isinstance(op, DraftStep)
         for patterns in _patterns(op, bound, kv_type):
             yield Wanted("exchange" if isinstance(op, EXCHANGES) else type(op).__name__, patterns, drafting)

@@ -30,6 +30,7 @@ from backends.gpu.ops.buffers import Rows
 from backends.gpu.pools import all_of
 from backends.gpu.recorder import Segment
 from backends.quant import QuantType
+from homeserve.models.conform import before_hidden
 
 ROOT = Path(__file__).resolve().parents[2]
 TOLERANCE = 4e-3
@@ -187,7 +188,7 @@ def test_every_op_launched_something(sides: Opener) -> None:
     both = sides("qwen3_5_moe_text")
     talk(both)
     ops = {symbol.op for symbol in _symbols() if both.device.counts[symbol.name]}
-    assert {type(op).__name__ for op in both.bound.ops} - ops == set()
+    assert {type(op).__name__ for op in before_hidden(both.bound.ops)} - ops == set()
     assert both.card.launch_counts() == dict(both.device.counts)
 
 
@@ -469,7 +470,7 @@ def test_a_program_without_drafts_has_no_step_of_them(sides: Opener) -> None:
 def test_heads_that_no_kernel_takes_are_refused_all_at_once(sides: Opener) -> None:
     both = sides("llama")
     ops = [replace(op, head_dim=48) if type(op).__name__ == "Attention" else op for op in both.bound.ops]
-    head = both.bound.ops[-1].parts[0].weight.name  # type: ignore[union-attr]
+    head = before_hidden(both.bound.ops)[-1].parts[0].weight.name  # type: ignore[union-attr]
     other = {**both.weights, head: replace(both.weights[head], type=QuantType.F64)}
     with pytest.raises(Unsupported) as refused:
         refusals.refuse("cuda", "sm_86", ops, other, both.bound.kv_pool(PAGE_LEN, QuantType.F32))
