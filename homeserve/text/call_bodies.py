@@ -152,7 +152,7 @@ class CallReader:
         first = True
         while True:
             ends = tuple(mark for mark in (tag.opens, form.closes, form.section[1]) if mark)
-            found = yield from self._cursor.until(ends, self._between_tags)
+            found = yield from self._cursor.until(ends, self._calls.text)
             if not found:
                 return
             if found != tag.opens:
@@ -174,10 +174,6 @@ class CallReader:
                 return
         self._calls.arguments("}")
         self._calls.ended()
-
-    def _between_tags(self, text: str) -> None:
-        if not text.isspace():
-            self._calls.text(text)
 
     def _tag_value(self, tag: TagForm, types: frozenset[str]) -> Reading[bool]:
         char = (yield from self._cursor.next()) if tag.padded else "\n"

@@ -202,6 +202,8 @@ ANSWERS = [
      '<｜DSML｜parameter name="a" string="true">1</｜DSML｜parameter>\n'
      '<｜DSML｜parameter name="b" string="false">[1]</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
      "</｜DSML｜tool_calls>"),
+    ("function-tags", "seed-think", '<function=<seed:think>\\{"name": "f": {name>x <parameter=a>1</parameter> y  z'
+     "</function> \n</tool_call>\n<tool_call>\n<function=f></function>"),
     ("bare-json", "", '{"name": "f", "parameters": {"a": 1}}; {"name": "f", "parameters": {}}\n{"nam": 1}'),
 ]  # fmt: skip
 
