@@ -84,9 +84,11 @@ def visit(server: Run) -> Callable[..., Row]:
         environ: dict[str, str] | None = None,
         least: int = 1,
         refused: int = 0,
-        ignored: int = 0,
+        probes: bool = False,
         timeout_s: float = CLIENT_S,
     ) -> Row:
+        """`refused`: errors that it provokes. `probes`: it asks for paths of other servers, to know which one this is;
+        each is told 404."""
         before = answers(server)
         try:
             done = subprocess.run(
@@ -103,7 +105,9 @@ def visit(server: Run) -> Callable[..., Row]:
         print(done.stdout[-4000:], done.stderr[-4000:])
         told = answers(server) - before
         told[200] -= 1  # the question for `before`
-        wrong = sum(count for status, count in told.items() if status >= 400) - refused - ignored
+        if probes:
+            refused = told[404]
+        wrong = sum(count for status, count in told.items() if status >= 400) - refused
         command = (shown or " ".join(argv)).replace(server.url, "URL").replace(str(HERE), "tests/clients")
         tier = os.environ.get("HOMESERVE_TEST_TIER") or "full"
         row = Row(tool, version, command, done.returncode, told.total(), max(0, wrong), refused, tier)
