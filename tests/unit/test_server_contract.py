@@ -121,12 +121,14 @@ async def test_a_full_queue(route: Route) -> None:
     async with serving(waiting=0) as world:
         world.fleet.held = True
         busy = [asyncio.create_task(answer(world, route)) for _ in range(4)]
-        await world.wait_for(lambda: world.running == 4)
-        status, code = await answer(world, route)
-        assert status == 429 and code in ("queue_full", "rate_limit_error")
-        for each in busy:
-            each.cancel()
-        await asyncio.gather(*busy, return_exceptions=True)
+        try:
+            await world.wait_for(lambda: world.running == 4)
+            status, code = await answer(world, route)
+            assert status == 429 and code in ("queue_full", "rate_limit_error")
+        finally:
+            for each in busy:
+                each.cancel()
+            await asyncio.gather(*busy, return_exceptions=True)
 
 
 async def test_a_method_that_is_not_allowed_and_a_path_that_is_none() -> None:
