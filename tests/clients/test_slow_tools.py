@@ -132,7 +132,8 @@ def load_tests(url: str, tokenizer: Path, book: str) -> dict[str, tuple[str, lis
         "servebench": (
             "servebench",
             [
-                *("servebench", "run", "--url", url, "--model", MODEL, "--concurrency", "1,4", "--num-requests", "8"),
+                *("servebench", "run", "--url", f"{url}/v1", "--model", MODEL, "--concurrency", "1,4"),
+                *("--num-requests", "8"),
                 *("--input-len", "64", "--output-len", "16"),
             ],
             16,
