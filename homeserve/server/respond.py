@@ -3,8 +3,8 @@
     Ask ──▶ Generation (submit) ──events──▶ Choice (parts) ──pieces──▶ Shape (JSON) ──▶ body | EventStream
 
 What the engine refuses (queue full, draining, context) is raised before the response begins and becomes an HTTP status.
-What fails later in a stream becomes an error event in the stream. A client that leaves cancels the handler, or makes a
-write fail; either way `Generation` aborts what is open.
+What fails later in a stream becomes an error event in the stream, our own bugs too: a status cannot be told any more. A
+client that leaves cancels the handler, or makes a write fail; either way `Generation` aborts what is open.
 """
 
 from __future__ import annotations
@@ -56,17 +56,19 @@ class Answer:
         return self._open == 0
 
     def push(self, events: list[tuple[int, TokenEvent]]) -> list[tuple[int, Piece]]:
-        """Pieces made by events of the engine. Raises ChoiceFailed."""
+        """Pieces made by events of the engine, none by those of a choice that has ended: a sequence that was told to
+        end says so once more. Raises ChoiceFailed."""
         made = []
         for index, event in events:
             choice = self._choices[index]
-            was_open = choice.finish is None
+            if choice.finish is not None:
+                continue
             piece = choice.push(event)
             if event.tokens:
                 self._observe(index, len(event.tokens))
             if piece.stop_matched:
                 self._generation.end(index)
-            if was_open and choice.finish is not None:
+            if choice.finish is not None:
                 self._open -= 1
             made.append((index, piece))
         return made
@@ -151,16 +153,24 @@ async def _stream(
         if shape.ends_with_done:
             await out.done()
     except ChoiceFailed as failure:
-        with suppress(ClientLeft):
-            await out.send([shape.error(_told(failure, parts, answer.guided_by, request_id))])
+        await _send_error(out, shape, _told(failure, parts, answer.guided_by, request_id))
     except ClientStalled as stalled:
         log.warning("request %s: %s; it was aborted", request_id, stalled)
     except ClientLeft:
         # Usually the handler is cancelled first; here the write was.
         log.info("request %s: the client left; it was aborted", request_id)
+    except Exception:
+        log.exception("request %s failed in its stream", request_id)
+        await _send_error(out, shape, RequestFailed(request_id))
     finally:
         out.close()
     return out.response
+
+
+async def _send_error(out: EventStream, shape: Shape, error: RequestError) -> None:
+    """The last event of a stream, for whoever still reads it."""
+    with suppress(ClientLeft, ClientStalled):
+        await out.send([shape.error(error)])
 
 
 def _events(pieces: list[tuple[int, Piece]], answer: Answer, shape: Shape) -> list[Event]:

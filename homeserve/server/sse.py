@@ -86,10 +86,12 @@ class EventStream:
         await self._write(_DONE)
 
     def _look(self) -> None:
-        """Ping where nothing was written for long enough; look again when that can next be so."""
+        """Ping where nothing was written for long enough, unless a write waits for the client already; look again when
+        that can next be so."""
         silent_s = self._loop.time() - self._written
-        if silent_s >= PING_S and not self._writing:
-            self._ping = self._loop.create_task(self._say_alive())
+        if silent_s >= PING_S:
+            if not self._writing:
+                self._ping = self._loop.create_task(self._say_alive())
             silent_s = 0.0
         self._timer = self._loop.call_later(max(0.001, PING_S - silent_s), self._look)
 
