@@ -80,7 +80,7 @@ async def test_a_crowd_of_streams(box: Any, smollm2: str) -> None:
         assert after["requests"]["finished"] - before["requests"]["finished"] == len(events)
         lags.append(after["engine"]["loop_lag_ms"]["p99"])
         print(f"{len(events)} streams of {STREAMS} clients; loop lag p99 {lags[-1]} ms")
-        if lags[-1] is not None and lags[-1] < LAG_MS:
+        if lags[-1] is None or lags[-1] < LAG_MS:
             break
     assert None not in lags, "nobody measured the loop's lag"
     assert min(lags) < LAG_MS, lags
