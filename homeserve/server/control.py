@@ -1,12 +1,13 @@
-"""Names of control tokens in what a message says: they are text there, and must not open or close a turn.
+"""Names of control tokens in what a message says, or a tool's description: they are text there, and must not open or
+close a turn. Descriptions count as much as messages: agents pass on those of tool servers that strangers run.
 
-A template weaves messages into one prompt, in which nobody can tell any more whether `<|im_end|>` was written by the
-template or by a user. So before rendering, each such name in a message is broken by a mark, a character that stands in
-no text (a Unicode noncharacter that these messages do not have). Templates trim and join texts, but they carry the mark
-along. What is whole in the rendered prompt is the template's own. The prompt is cut there, where the tokenizer would
-cut it too; the pieces in between that have a mark lose it and are encoded with control tokens not obeyed.
+A template weaves all of it into one prompt, in which nobody can tell any more whether `<|im_end|>` was written by the
+template or by a user. So before rendering, each such name in a message or a tool is broken by a mark, a character that
+stands in no text (a Unicode noncharacter that these do not have). Templates trim and join texts, but they carry the
+mark along. What is whole in the rendered prompt is the template's own. The prompt is cut there, where the tokenizer
+would cut it too; the pieces in between that have a mark lose it and are encoded with control tokens not obeyed.
 
-Messages without such names are not touched, and are encoded in one go as ever.
+Conversations without such names are not touched, and are encoded in one go as ever.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ _REASONING = frozenset({"<think>", "</think>"})
 
 @dataclass(frozen=True)
 class Marked:
-    """Messages for the template; `mark` None: nothing had to be broken."""
+    """Messages and tools for the template; `mark` None: nothing had to be broken."""
 
     messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
     mark: str | None
 
 
@@ -44,23 +46,27 @@ class ControlTexts:
         # A look-ahead, because names may overlap.
         self._start = re.compile("(?=" + "|".join(map(re.escape, starts)) + ")") if starts else None
 
-    async def mark(self, messages: list[dict[str, Any]]) -> Marked:
-        """Messages with each name in their texts broken; off the loop where they are long. Raises InvalidField."""
-        if sum(len(message["content"]) for message in messages) <= INLINE_CHARS and not any(
-            "tool_calls" in message or "reasoning_content" in message for message in messages
+    async def mark(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> Marked:
+        """Both with each name in their texts broken; off the loop where they may be long. Raises InvalidField."""
+        if (
+            not tools
+            and sum(len(message["content"]) for message in messages) <= INLINE_CHARS
+            and not any("tool_calls" in message or "reasoning_content" in message for message in messages)
         ):
             return self.marked(messages)
-        return await asyncio.to_thread(self.marked, messages)
+        return await asyncio.to_thread(self.marked, messages, tools)
 
-    def marked(self, messages: list[dict[str, Any]]) -> Marked:
+    def marked(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> Marked:
+        tools = tools or []
         try:
-            texts = [text for message in messages for text in _texts_of(message)]
+            texts = list(_texts_of([messages, tools]))
             if not any(True for text in texts for _ in self._found(text)):
-                return Marked(messages, None)
+                return Marked(messages, tools, None)
             mark = next((mark for mark in _MARKS if not any(mark in text for text in texts)), None)
             if mark is None:
                 raise InvalidField("messages", "have every noncharacter of Unicode and names of control tokens")
-            return Marked([self._broken_message(message, mark) for message in messages], mark)
+            broken = [self._broken_message(message, mark) for message in messages]
+            return Marked(broken, self._broken(tools, mark, frozenset()), mark)
         except RecursionError:
             raise InvalidField("messages", "are nested too deeply") from None
 

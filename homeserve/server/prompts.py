@@ -110,28 +110,25 @@ async def chat_prompt(
     """The conversation as the model's template writes it, in tokens. Raises InvalidField.
 
     The template writes the beginning-of-text token itself where it wants one; if the model wants one and the template
-    wrote none, it is put in front, and there are never two. What a message says is text: a control token's name in it
-    is not obeyed (`ControlTexts`). With `continue_last` the prompt ends where the last message's text does.
+    wrote none, it is put in front, and there are never two. What a message or a tool says is text: a control token's
+    name in it is not obeyed (`ControlTexts`). With `continue_last` the prompt ends where the last message's text does.
     """
     taken = _RESERVED & template_arguments.keys()
     if taken:
         raise InvalidField(f"chat_template_kwargs.{min(taken)}", "is set by its own field")
-    parts = sum(len(m.content) if isinstance(m.content, list) else 1 for m in messages)
-    if parts <= INLINE_PARTS:
-        made = _template_messages(messages)
-    else:
-        made = await asyncio.to_thread(_template_messages, messages)
+    made = await _for_template(messages)
     await check_length(sum(len(m["content"]) for m in made), tokenizer, bounds, where)
     end = ""
     if continue_last:
         made, end = with_mark(made, where)
-    control = _controls.get(tokenizer)
-    if control is None:
-        control = _controls[tokenizer] = await asyncio.to_thread(_control_texts, tokenizer)
+    control = await _control_of(tokenizer)
     with _called(where):
-        marked = await control.mark(made)
+        marked = await control.mark(made, tools)
         text = await templates.render(
-            marked.messages, tools=tools or None, add_generation_prompt=add_generation_prompt, **template_arguments
+            marked.messages,
+            tools=marked.tools or None,
+            add_generation_prompt=add_generation_prompt,
+            **template_arguments,
         )
     if continue_last:
         text = until_mark(text, end, where)
@@ -157,6 +154,13 @@ def _called(where: str) -> Iterator[None]:
         raise InvalidField(where, error.message.removeprefix("messages: "), fix=error.fix) from error
 
 
+async def _control_of(tokenizer: Tokenizer) -> ControlTexts:
+    control = _controls.get(tokenizer)
+    if control is None:
+        control = _controls[tokenizer] = await asyncio.to_thread(_control_texts, tokenizer)
+    return control
+
+
 def _control_texts(tokenizer: Tokenizer) -> ControlTexts:
     return ControlTexts(tokenizer.token_text(token) for token in tokenizer.special_ids)
 
@@ -166,6 +170,14 @@ def _encode_marked(tokenizer: Tokenizer, control: ControlTexts, text: str, mark:
     for piece, obeyed in control.pieces(text, mark):
         ids += tokenizer.encode(piece, add_special=False, parse_special=obeyed)
     return ids
+
+
+async def _for_template(messages: list[Message]) -> list[dict[str, Any]]:
+    """Off the loop where they are many. Raises InvalidField."""
+    parts = sum(len(m.content) if isinstance(m.content, list) else 1 for m in messages)
+    if parts <= INLINE_PARTS:
+        return _template_messages(messages)
+    return await asyncio.to_thread(_template_messages, messages)
 
 
 def _template_messages(messages: list[Message]) -> list[dict[str, Any]]:
