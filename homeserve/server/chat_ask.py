@@ -7,23 +7,21 @@ thinking, what the grammar lets it write (`guides`), and what the reader takes f
 
 from __future__ import annotations
 
+from typing import Any
+
 from homeserve.server.ask import Ask, Terms, ask_for
-from homeserve.server.chat_call import ChatCall
+from homeserve.server.chat_call import ChatCall, Reasoning
 from homeserve.server.guides import guide_of, guiding_field
 from homeserve.server.parts import Served
 from homeserve.server.prefill import refuse_in_thought
 from homeserve.server.prompts import Prompt, chat_prompt
 from homeserve.server.readers import reader_maker
+from homeserve.server.reasoning import SWITCHES
 from homeserve.server.tool_messages import tool_messages
 
 
 async def prompt_of_chat(served: Served, call: ChatCall) -> Prompt:
     """Raises InvalidField, ContextOverflow."""
-    arguments = dict(call.template_arguments)
-    if call.reasoning.effort is not None:
-        arguments.setdefault("reasoning_effort", call.reasoning.effort)
-    if call.reasoning.enabled is not None:
-        arguments.setdefault("enable_thinking", call.reasoning.enabled)
     offered = [tool.for_template() for tool in call.tools.offered] if call.tools.callable else []
     own_form = served.dialect.call
     prompt = await chat_prompt(
@@ -34,12 +32,18 @@ async def prompt_of_chat(served: Served, call: ChatCall) -> Prompt:
         tools=offered if own_form is not None else None,
         add_generation_prompt=call.add_generation_prompt,
         continue_last=call.continue_last,
-        template_arguments=arguments,
+        template_arguments=told_template(call.reasoning) | call.template_arguments,
         where=call.where.messages,
     )
     if call.continue_last:
         refuse_in_thought(served.dialect, prompt.text or "", call.messages[-1], call.where.messages)
     return prompt
+
+
+def told_template(reasoning: Reasoning) -> dict[str, Any]:
+    """Variables by which a template is told how much the model is to think; what a request gives itself goes before."""
+    told: dict[str, Any] = {} if reasoning.effort is None else {"reasoning_effort": reasoning.effort}
+    return told if reasoning.enabled is None else told | dict.fromkeys(SWITCHES, reasoning.enabled)
 
 
 async def chat_ask(served: Served, call: ChatCall, request_id: str) -> Ask:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from homeserve.errors import InvalidField
 from homeserve.server.bodies import depth_of
 from homeserve.server.chat_call import ChatCall, ChoiceOfTool, Constraint, Reasoning, Tool, Tools
+from homeserve.server.chat_tools import NAME, NAME_RULE
 from homeserve.server.constraints import schema_constraint
 from homeserve.server.fields import DEPTH_LIMIT, Common, FunctionCall, Message, ToolCall
 from homeserve.server.messages_fields import (
@@ -39,13 +40,12 @@ from homeserve.server.messages_fields import (
     ToolUseBlock,
     Turn,
 )
+from homeserve.server.reasoning import told_effort
 
 TellIgnored = Callable[[str, str], None]
 """Takes what is ignored: its kind, its name."""
 
 _BILLING = re.compile(r"(?:x-anthropic-[\w-]+:[^\n]*(?:\n|\Z))+", re.IGNORECASE)
-_EFFORTS = {"xhigh": "high", "max": "high"}
-"""Templates know low, medium and high."""
 _CHOICES = {
     "auto": ChoiceOfTool.AUTO,
     "any": ChoiceOfTool.REQUIRED,
@@ -269,6 +269,8 @@ def _tools(fields: CountTokensRequest, tell_ignored: TellIgnored) -> Tools:
 def _tool(entry: ToolEntry, at: str) -> Tool:
     if entry.name is None:
         raise InvalidField(f"{at}.name", "is required")
+    if not NAME.fullmatch(entry.name):
+        raise InvalidField(f"{at}.name", NAME_RULE)
     if entry.input_schema is None:
         raise InvalidField(f"{at}.input_schema", "is required")
     if not depth_of(entry.input_schema, DEPTH_LIMIT):
@@ -286,8 +288,7 @@ def _constraint(fields: CountTokensRequest) -> Constraint | None:
 
 def _reasoning(fields: CountTokensRequest) -> Reasoning:
     """Where the client says nothing of thinking, the template decides, as on every other route."""
-    said = fields.output_config.effort if fields.output_config is not None else None
-    effort = _EFFORTS.get(said, said) if said is not None else None
+    effort = told_effort(fields.output_config.effort if fields.output_config is not None else None)
     thinking = fields.thinking
     if thinking is None:
         return Reasoning(effort=effort)

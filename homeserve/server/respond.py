@@ -68,7 +68,7 @@ class Answer:
                 self._observe(index, len(event.tokens))
             if piece.stop_matched:
                 self._generation.end(index)
-            if choice.finish is not None:
+            if piece.finish is not None:
                 self._open -= 1
             made.append((index, piece))
         return made

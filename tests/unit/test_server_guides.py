@@ -13,6 +13,7 @@ from homeserve.engine.request import GenerateCall
 from homeserve.errors import InvalidField
 from homeserve.server.ask import Terms, ask_for
 from homeserve.server.bounds import Bounds
+from homeserve.server.chat_ask import told_template
 from homeserve.server.chat_call import ChatCall, ChoiceOfTool, Constraint, ConstraintKind, Reasoning, Tool, Tools, Where
 from homeserve.server.fields import ChatRequest, Common, CompletionRequest
 from homeserve.server.guides import completion_guide, guide_of
@@ -157,6 +158,14 @@ REASONING: list[tuple[dict[str, Any], Reasoning]] = [
 @pytest.mark.parametrize("fields, meant", REASONING, ids=str)
 def test_the_fields_of_reasoning(fields: dict[str, Any], meant: Reasoning) -> None:
     assert chat_call(chat(**fields)).reasoning == meant
+
+
+def test_templates_are_told_to_think_by_either_of_their_words() -> None:
+    """Some know `enable_thinking`, others `thinking`."""
+    assert told_template(Reasoning()) == {}
+    assert told_template(Reasoning(enabled=False)) == {"enable_thinking": False, "thinking": False}
+    told = {"reasoning_effort": "low", "enable_thinking": True, "thinking": True}
+    assert told_template(Reasoning(enabled=True, effort="low")) == told
 
 
 def test_budgets_that_differ_are_refused() -> None:

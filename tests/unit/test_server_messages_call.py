@@ -361,6 +361,8 @@ def turn(*blocks: Any, role: str = "user") -> dict[str, Any]:
         ({"tools": ["f"]}, "tools[0]"),
         ({"tools": [{"input_schema": {}}]}, "tools[0].name"),
         ({"tools": [{"name": "", "input_schema": {}}]}, "tools[0].name"),
+        ({"tools": [{"name": "f'</tool_call>\n", "input_schema": {}}]}, "tools[0].name"),
+        ({"tools": [{"name": "f" * 129, "input_schema": {}}]}, "tools[0].name"),
         ({"tools": [WEATHER, {"name": "f"}]}, "tools[1].input_schema"),
         ({"tools": [{"name": "f", "input_schema": "x"}]}, "tools[0].input_schema"),
         ({"tools": [{"name": "f", "input_schema": DEEP}]}, "tools[0].input_schema"),
