@@ -34,10 +34,11 @@ from budget.plan import Plan
 from budget.probe import Sources, read_box
 from budget.wish import PAGE
 from homeserve.errors import BudgetError, HomeserveError, SettingError, WorkerOutOfMemory
+from homeserve.heap import return_freed_heap
 from homeserve.images import make_folder, remove_folder
 from homeserve.instances import Record, check_ready_file, remove_ready_file, write_atomically
 from homeserve.kernels import check_host_library, check_kernels
-from homeserve.memory import MemoryWatch, return_freed_heap
+from homeserve.memory import MemoryWatch
 from homeserve.model_facts import ModelFacts, find_model, read_model
 from homeserve.server.context import LoadProgress, ModelInfo, ServerContext, State
 from homeserve.server.port import is_loopback, listen, url_of

@@ -9,7 +9,6 @@ A breach of the floor becomes an event of `status`; those from before there is a
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 from collections import deque
 from collections.abc import Mapping
@@ -219,11 +218,3 @@ def flip_bytes(plan: Plan) -> dict[tuple[int, str], int]:
                 most = max(most, plan.flip.peaks[f"{PREPARE}, {source}"][rank])
             allowed[rank, moment] = most + process + mappings * HUGE_PAGE
     return allowed
-
-
-def return_freed_heap() -> None:
-    """Give pages of the C heap that nothing uses any more back to the system, where the C library can (glibc): it keeps
-    what a large vocabulary needed for a moment, 190 MiB at 262 144 tokens."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from homeserve.wire.records import Guide, pack_ints
-from homeserve.worker.vocabulary import Source, Vocabulary, trie_of
+from homeserve.worker.vocabulary import Read, Source, Spelled, Vocabulary, trie_of
 
 WORDS = [*(bytes([at]) for at in b'0123456789{}":,abc[]'), b"ab", b"<think>", b"</think>", b"<end>"]
 AB, THINK, CLOSE, END = 20, 21, 22, 23
@@ -23,9 +23,14 @@ class KnownVocabulary(Vocabulary):
     def __init__(self, spellings: Sequence[bytes] = tuple(WORDS), special: frozenset[int] = SPECIAL) -> None:
         nothing: Any = None
         super().__init__(Source("", nothing), len(spellings))
-        self._spellings = tuple(spellings)
+        self.spellings = tuple(spellings)
         of_byte = {spelled: token for token, spelled in reversed(list(enumerate(spellings)))}
-        self._trie = trie_of(spellings, special, lambda text: [of_byte[bytes([at])] for at in text.encode()])
+
+        def encode(text: str) -> list[int]:
+            return [of_byte[bytes([at])] for at in text.encode()]
+
+        self._read = Read(Spelled(spellings), special, encode)
+        self._trie = trie_of(self._read.spelled, special, encode)
 
     def ids(self, text: str) -> list[int]:
         """The tokens of a text: the longest that fit, specials included."""

@@ -124,11 +124,7 @@ class Tokenizer:
         `add_special` puts BOS and EOS where the model wants them (never a second BOS). Without `parse_special`, control
         tokens in the text are taken as the characters that they are written with.
         """
-        if not text.isascii():
-            text = _SURROGATE.sub("\ufffd", text)
-        library = self._obeying if parse_special else self._literal_library()
-        # As a batch of one: the library lets other threads run during a batch, not during a single text.
-        ids: list[int] = library.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        ids = _encoded(self._obeying if parse_special else self._literal_library(), text)
         if add_special:
             if self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
                 ids.insert(0, self.bos_id)
@@ -160,12 +156,26 @@ class Tokenizer:
         """The token as the vocabulary spells it; '' for an id that it lacks."""
         return self._tokens[token] if 0 <= token < self.vocab_size else ""
 
+    def literal_encoder(self) -> Callable[[str], list[int]]:
+        """`encode` without special tokens of either sort, for whoever needs nothing else of this tokenizer and lets it
+        go: what it returns keeps the library alone."""
+        library = self._literal_library()
+        return lambda text: _encoded(library, text)
+
     def _literal_library(self) -> Library:
         """A tokenizer of the same parts that does not know the control tokens: the library cannot choose per call."""
         with self._lock:
             if self._literal is None:
                 self._literal = self._make_literal() or _without_control_tokens(self._obeying)
             return self._literal
+
+
+def _encoded(library: Library, text: str) -> list[int]:
+    if not text.isascii():
+        text = _SURROGATE.sub("\ufffd", text)
+    # As a batch of one: the library lets other threads run during a batch, not during a single text.
+    ids: list[int] = library.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return ids
 
 
 def _without_control_tokens(whole: Library) -> Library:

@@ -5,7 +5,12 @@ a repetition. Both need what the checkpoint says of its tokenizer. Reading that 
 seconds and tens of MiB, so nothing of it is done before the first request that needs it, and then in a thread beside
 the plans that go on meanwhile (`homeserve.worker.guide`).
 
-    TokenizerSource ─▶ Tokenizer ─▶ spellings ─▶ LLTokenizer (a trie of them)
+    TokenizerSource ─▶ Tokenizer ─▶ Spelled, literal encoder ─▶ LLTokenizer (tries of the spellings)
+
+**What is kept.** The spellings in one piece, the tokenizer's library for what is forced (below), llguidance's tries. The
+tokenizer itself, with each token as an object or two, is let go before the tries are made, and so are the checkpoint's
+keys; freed memory goes back to the system, because whoever is next to need it may be another process. What all this may
+take at its worst moment is a line of the plan (`budget.host_lines.vocabulary_bytes`).
 
 **Padding.** A row of logits may be longer than the vocabulary. Ids past its end have no spelling; no grammar allows
 them.
@@ -23,20 +28,20 @@ the longest tokens that fit are taken. Either is a function of the bytes alone.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
+from homeserve.heap import return_freed_heap
+
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
     from llguidance._tokenizer import TokenizerWrapper
 
     from homeserve.checkpoint.view import TokenizerSource
-    from homeserve.text.tokenizer import Tokenizer
-
 
 TEXTS_KEPT = 256
 """Texts whose tokens are remembered; a request names a few."""
@@ -59,29 +64,26 @@ class Vocabulary:
         self.size = size
         self.end = size
         """The id that stands for the end of a text in `trie`."""
-        self._source = source
+        self._source: Source | None = source
+        """Until it is read."""
         self._lock = threading.RLock()
-        self._tokenizer: Tokenizer | None = None
-        self._spellings: tuple[bytes, ...] | None = None
+        self._read: Read | None = None
         self._trie: LLTokenizer | None = None
-        self._spelled: Spelled | None = None
         self._containing: dict[str, frozenset[int]] = {}
 
     @property
-    def spellings(self) -> tuple[bytes, ...]:
+    def spelled(self) -> Spelled:
         """The bytes of each id; empty past the vocabulary's end."""
-        with self._lock:
-            if self._spellings is None:
-                tokenizer = self._built_tokenizer()
-                self._spellings = tuple(tokenizer.token_bytes(token) for token in range(self.size))
-            return self._spellings
+        return self._known().spelled
 
     @property
     def trie(self) -> LLTokenizer:
         """For llguidance's matchers, over `size` + 1 ids."""
         with self._lock:
             if self._trie is None:
-                self._trie = trie_of(self.spellings, self._built_tokenizer().special_ids, self._encode)
+                read = self._known()
+                self._trie = trie_of(read.spelled, read.special, read.encode)
+                return_freed_heap()
             return self._trie
 
     def containing(self, text: str) -> frozenset[int]:
@@ -89,35 +91,59 @@ class Vocabulary:
         with self._lock:
             known = self._containing.get(text)
             if known is None:
-                if self._spelled is None:
-                    self._spelled = Spelled(self.spellings)
-                known = self._spelled.containing(text.encode("utf-8", "surrogatepass"))
+                known = self.spelled.containing(text.encode("utf-8", "surrogatepass"))
                 if len(self._containing) >= TEXTS_KEPT:
                     self._containing.clear()
                 self._containing[text] = known
             return known
 
-    def _built_tokenizer(self) -> Tokenizer:
-        if self._tokenizer is None:
-            # Imported here: a rank that guides nobody does not load it.
-            from homeserve.text.tokenizer import Tokenizer
+    def _known(self) -> Read:
+        with self._lock:
+            if self._read is None:
+                assert self._source is not None, "it is let go once it is read"
+                self._read = _read(self._source, self.size)
+                self._source = None
+                return_freed_heap()
+            return self._read
 
-            cache = Path(self._source.cache_dir) if self._source.cache_dir else None
-            self._tokenizer = Tokenizer.from_checkpoint(self._source, cache_dir=cache)
-        return self._tokenizer
 
-    def _encode(self, text: str) -> list[int]:
-        assert self._tokenizer is not None, "the trie was made of it"
-        return self._tokenizer.encode(text, add_special=False, parse_special=False)
+@dataclass(frozen=True)
+class Read:
+    """What is needed of a checkpoint's tokenizer."""
+
+    spelled: Spelled
+    special: frozenset[int]
+    encode: Encodes
+
+
+def _read(source: Source, size: int) -> Read:
+    # Imported here: a rank that guides nobody does not load it.
+    from homeserve.text.tokenizer import Tokenizer
+
+    cache = Path(source.cache_dir) if source.cache_dir else None
+    tokenizer = Tokenizer.from_checkpoint(source, cache_dir=cache)
+    spelled = Spelled([tokenizer.token_bytes(token) for token in range(size)])
+    return Read(spelled, tokenizer.special_ids, tokenizer.literal_encoder())
 
 
 class Spelled:
-    """The spellings of all tokens in one piece, to be searched: a text costs about a millisecond, and not as much time
-    of the interpreter as there are tokens."""
+    """The spellings of all tokens in one piece: eight bytes beside each token's own, and fast to search. A text costs
+    about a millisecond, and not as much time of the interpreter as there are tokens."""
 
     def __init__(self, spellings: Sequence[bytes]) -> None:
-        self._bytes = np.frombuffer(b"".join(spellings), np.uint8)
+        self._joined = b"".join(spellings)
+        self._bytes = np.frombuffer(self._joined, np.uint8)
         self._ends = np.cumsum(np.fromiter(map(len, spellings), np.int64, len(spellings)))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, token: int) -> bytes:
+        """Of a token in [0, len)."""
+        return self._joined[self._ends[token - 1] if token else 0 : self._ends[token]]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (self[token] for token in range(len(self)))
 
     def containing(self, wanted: bytes) -> frozenset[int]:
         """Tokens with `wanted`, which is not empty, in their spelling."""
@@ -131,15 +157,16 @@ class Spelled:
 class Encodes(Protocol):
     """What a trie needs to know of encoding: text to ids."""
 
-    def __call__(self, text: str) -> Sequence[int]: ...
+    def __call__(self, text: str, /) -> Sequence[int]: ...
 
 
-def trie_of(spellings: Sequence[bytes], special: frozenset[int], encode: Encodes) -> LLTokenizer:
-    """A trie over ids [0, len(spellings)], the last of which is its end."""
+def trie_of(spelled: Spelled, special: frozenset[int], encode: Encodes) -> LLTokenizer:
+    """A trie over ids [0, len(spelled)], the last of which is its end."""
     from llguidance import LLTokenizer
 
-    wrapped = _Wrapped(spellings, special, encode)
+    wrapped = _Wrapped(spelled, special, encode)
     wrapped.trie = LLTokenizer(cast("TokenizerWrapper", wrapped))
+    wrapped.tokens = []  # it has read them
     return wrapped.trie
 
 
@@ -149,15 +176,16 @@ class _Wrapped:
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(self, spellings: Sequence[bytes], special: frozenset[int], encode: Encodes) -> None:
-        self.tokens = [*spellings, b""]
-        self.eos_token_id = len(spellings)
-        self.special_token_ids = sorted(token for token in special if token < len(spellings))
+    def __init__(self, spelled: Spelled, special: frozenset[int], encode: Encodes) -> None:
+        self.tokens = [*spelled, b""]
+        self.eos_token_id = len(spelled)
+        self.special_token_ids = sorted(token for token in special if token < len(spelled))
         self.trie: LLTokenizer
+        self._spelled = spelled
         self._encode = encode
 
     def __call__(self, text: str) -> list[int]:
         tokens = list(self._encode(text))
-        if b"".join(self.tokens[token] for token in tokens) == text.encode():
+        if b"".join(self._spelled[token] for token in tokens) == text.encode():
             return tokens
         return self.trie.greedy_tokenize(text)

@@ -17,7 +17,7 @@ from homeserve.errors import InvalidModelFile
 from homeserve.models.registry import folder_families
 from homeserve.text.tokenizer import Tokenizer
 from homeserve.worker.guide import Course, GuideFailed, Guides
-from homeserve.worker.vocabulary import Source, Vocabulary, trie_of
+from homeserve.worker.vocabulary import Source, Spelled, Vocabulary, trie_of
 
 COUNTER = Path(__file__).parents[1] / "data" / "counter.gguf"
 
@@ -35,10 +35,11 @@ def test_a_checkpoints_vocabulary_is_read_once_and_padded() -> None:
     opened.close()
     size = tokenizer.vocab_size + 7
     vocabulary = Vocabulary(source, size)
-    assert vocabulary.spellings == tuple(tokenizer.token_bytes(token) for token in range(size))
-    assert vocabulary.spellings[-7:] == (b"",) * 7 and vocabulary.trie is vocabulary.trie
+    spellings = tuple(vocabulary.spelled)
+    assert spellings == tuple(tokenizer.token_bytes(token) for token in range(size))
+    assert spellings[-7:] == (b"",) * 7 and vocabulary.trie is vocabulary.trie
     assert vocabulary.trie.vocab_size == size + 1 and vocabulary.trie.eos_token == vocabulary.end == size
-    assert vocabulary.containing("1") == {token for token in range(size) if b"1" in vocabulary.spellings[token]}
+    assert vocabulary.containing("1") == {token for token in range(size) if b"1" in spellings[token]}
     everything = allowed(vocabulary.trie, "start: /(.|\\n)+/")
     assert not set(everything) & ({*range(tokenizer.vocab_size, size + 1)} | set(tokenizer.special_ids))
 
@@ -67,16 +68,16 @@ def test_several_threads_build_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_forced_text_is_cut_as_the_model_cuts_it() -> None:
     words = KnownVocabulary()
     a, b = words.ids("a")[0], words.ids("b")[0]
-    canonical = trie_of(WORDS, SPECIAL, lambda text: [AB] if text == "ab" else [a, b])
+    canonical = trie_of(Spelled(WORDS), SPECIAL, lambda text: [AB] if text == "ab" else [a, b])
     assert allowed(canonical, 'start: "ab" ("0" | "1")') == [AB]
-    by_letters = trie_of(WORDS, SPECIAL, lambda text: [a, b])
+    by_letters = trie_of(Spelled(WORDS), SPECIAL, lambda text: [a, b])
     assert allowed(by_letters, 'start: "ab" ("0" | "1")') == [a]
 
 
 @pytest.mark.parametrize("says", [[3, 4], [], [THINK]])
 def test_where_the_tokenizer_spells_something_else_the_longest_tokens_are_taken(says: list[int]) -> None:
     """As with a space before each text."""
-    assert allowed(trie_of(WORDS, SPECIAL, lambda text: says), 'start: "ab" ("0" | "1")') == [AB]
+    assert allowed(trie_of(Spelled(WORDS), SPECIAL, lambda text: says), 'start: "ab" ("0" | "1")') == [AB]
 
 
 def test_control_tokens_are_named_by_their_id_alone() -> None:
@@ -88,7 +89,7 @@ def test_control_tokens_are_named_by_their_id_alone() -> None:
 def test_a_checkpoint_without_a_tokenizer_fails_the_guide_and_nothing_else() -> None:
     vocabulary = Vocabulary(Source("model.gguf", TokenizerSource({}, None, "")), 24)
     with pytest.raises(InvalidModelFile):
-        _ = vocabulary.spellings
+        _ = vocabulary.spelled
     guides = Guides(vocabulary, 0)
     with pytest.raises(GuideFailed, match="tokenizer"):
         Course(guide("start: /a+/"), 24, guides.grammars.copier("start: /a+/"))
