@@ -69,7 +69,9 @@ def _refused(vocabulary: Vocabulary, error: Exception) -> InvalidModelFile:
 
 
 def _byte_level(vocabulary: Vocabulary) -> Library:
-    merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in vocabulary.merges)]
+    known = _known_texts(vocabulary)
+    parted = (merge.partition(" ") for merge in vocabulary.merges)
+    merges = [(known(left, left), known(right, right)) for left, _, right in parted]
     model = models.BPE(_ids(vocabulary), merges, ignore_merges=vocabulary.pre.ignore_merges)
     library = Library(model)
     expressions = vocabulary.pre.expressions
@@ -167,11 +169,19 @@ def _is_run_of_spaces(vocabulary: Vocabulary, index: int) -> bool:
 
 def _stored_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     """ "left right", parted at the first space after the first character: pieces may begin with a space."""
+    known = _known_texts(vocabulary)
     merges = []
     for merge in vocabulary.merges:
         at = merge.find(" ", 1)
-        merges.append((merge[:at], merge[at + 1 :]) if at > 0 else (merge, ""))
+        left, right = (merge[:at], merge[at + 1 :]) if at > 0 else (merge, "")
+        merges.append((known(left, left), known(right, right)))
     return merges
+
+
+def _known_texts(vocabulary: Vocabulary) -> Callable[[str, str], str]:
+    """A text, and once more: as the vocabulary's own object, if it is one of its tokens. A merge names two of them, and
+    half a million texts of their own would be 40 MiB at the moment when the most is held."""
+    return dict(zip(vocabulary.tokens, vocabulary.tokens, strict=True)).get
 
 
 def _rebuilt_merges(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[str, str]]:
