@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from functools import partial
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from homeserve.server.context import ServerContext
 from homeserve.server.door import Door
-from homeserve.server.edge import edge, headers_of_every_answer
+from homeserve.server.edge import edge, headers_of_every_answer, name_the_server
 from homeserve.server.gate import SPARE, Gate, connections_limit, raise_file_limit
 from homeserve.server.keys import KeyRing
 from homeserve.server.openapi import DOCUMENT, Document
@@ -49,6 +51,18 @@ def build_application(context: ServerContext) -> web.Application:
     return application
 
 
+class Connection(web.RequestHandler):
+    """One client's connection. What is no HTTP reaches no route, so none of the application's signals: its error is
+    answered here, and does not name the library either."""
+
+    __slots__ = ()
+
+    def handle_error(self, *args: Any, **more: Any) -> web.StreamResponse:
+        response = super().handle_error(*args, **more)
+        name_the_server(response)
+        return response
+
+
 class HttpServer:
     """Serves `context` on a listening socket. `start`, then `stop`; the socket stays its owner's to close."""
 
@@ -56,18 +70,16 @@ class HttpServer:
         header_bytes = context.settings.header_limit_bytes
         self._connections_limit = context.settings.max_running + context.settings.max_waiting + SPARE
         self._listening: asyncio.Server | None = None
-        self._runner = web.AppRunner(
-            build_application(context),
-            handler_cancellation=True,
-            access_log=None,
-            keepalive_timeout=KEEPALIVE_S,
-            lingering_time=LINGER_S,
-            max_line_size=header_bytes,
-            max_field_size=header_bytes,
-            max_headers=HEADERS_LIMIT,
-            shutdown_timeout=SHUTDOWN_S,
-            logger=_wire_log(),
-        )
+        self._wire: dict[str, Any] = {
+            "access_log": None,
+            "logger": _wire_log(),
+            "keepalive_timeout": KEEPALIVE_S,
+            "lingering_time": LINGER_S,
+            "max_line_size": header_bytes,
+            "max_field_size": header_bytes,
+            "max_headers": HEADERS_LIMIT,
+        }
+        self._runner = web.AppRunner(build_application(context), handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
 
     async def start(self, listener: socket.socket) -> int:
         """Answer requests on `listener` (bound, listening). Returns its port."""
@@ -75,8 +87,9 @@ class HttpServer:
         server = self._runner.server
         assert server is not None, "setup makes it"
         limit = connections_limit(self._connections_limit, raise_file_limit())
-        gate = Gate(limit, lambda: server.connections, server)
-        self._listening = await asyncio.get_running_loop().create_server(gate, sock=listener, backlog=BACKLOG)
+        loop = asyncio.get_running_loop()
+        gate = Gate(limit, lambda: server.connections, partial(Connection, server, loop=loop, **self._wire))
+        self._listening = await loop.create_server(gate, sock=listener, backlog=BACKLOG)
         port: int = listener.getsockname()[1]
         return port
 

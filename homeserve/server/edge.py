@@ -97,12 +97,17 @@ def _id_for(given: str | None) -> str:
     return secrets.token_hex(12)
 
 
+def name_the_server(response: web.StreamResponse) -> None:
+    """Without any version, as every answer does."""
+    response.headers["Server"] = "homeserve"
+    response.headers["X-Content-Type-Options"] = "nosniff"
+
+
 def headers_of_every_answer() -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
     """Signal handler: names the server without its versions, and the request as Anthropic's clients look for it."""
 
     async def on_prepare(request: web.Request, response: web.StreamResponse) -> None:
-        response.headers["Server"] = "homeserve"
-        response.headers["X-Content-Type-Options"] = "nosniff"
+        name_the_server(response)
         if is_messages(request.path) and "x-request-id" in response.headers:
             response.headers["request-id"] = response.headers["x-request-id"]
 

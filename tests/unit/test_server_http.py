@@ -471,6 +471,26 @@ async def test_garbage_is_refused_and_the_server_goes_on(garbage: bytes) -> None
         assert (await world.get("/health"))[0] == 200
 
 
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nA: " + b"b" * 20000 + b"\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: banana\r\n\r\n",
+    ],
+    ids=["TLS", "a long header", "no length"],
+)
+async def test_an_answer_to_garbage_does_not_name_the_library(garbage: bytes) -> None:
+    async with serving() as world:
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
+        writer.write(garbage)
+        answer = await reader.read()
+        writer.close()
+        assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 "))
+        assert b"\r\nServer: homeserve\r\n" in answer and b"\r\nX-Content-Type-Options: nosniff\r\n" in answer
+        assert b"aiohttp" not in answer and b"Python/" not in answer
+
+
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_connections_beyond_the_limit_are_told_so(
     run: Callable[[Coroutine[Any, Any, None]], None], caplog: pytest.LogCaptureFixture
