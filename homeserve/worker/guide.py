@@ -2,22 +2,11 @@
 
     Guides          of a rank: vocabulary, compiled grammars, threads
       └ LaneGuide   of a lane: the tokens of its answer so far, and the mask that is on its way
-          └ Course  of an answer: where it stands behind these tokens
+          └ Course  of an answer: where it stands behind these tokens (`homeserve.worker.course`)
 
 **A mask is a function of the answer's tokens.** A `Course` begins at the first token of the output, takes one token
 after the other, and says what may come next. Nothing else goes into it: no clock, no plan, no layout. So it is made
 again from history and inputs after a restart, a preemption or a prefix hit, and says what it said before.
-
-              a token of thought_opens       the last of thought_closes
-    OPENING ──────────────▶ THOUGHT ─────────────────────────▶ ANSWER ─────────────────▶ ENDED
-       └───── any other token ──────────────────────────────────▲      an end, where the grammar is complete
-
-    OPENING   what opens a thought, or what the grammar begins with; both while the tokens could be either
-    THOUGHT   anything but what ends the answer; once the thought has its budget, what closes it
-    ANSWER    what the grammar allows, and `ends` where it is complete
-    ENDED     `ends` alone: rows that were sent out before the end was known draw here, and nobody reads them
-
-Without a grammar OPENING and ANSWER allow everything, and there is no ENDED.
 
 **Tokens are told by their place.** A token that is drawn is told at once, and comes again as the input of the next row:
 what is known already is passed over (`LaneGuide.told`). Drafts are not told before they are drawn, so nothing has to be
@@ -46,14 +35,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from enum import Enum
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from homeserve.errors import HomeserveError
+from homeserve.text.grammar_wire import PARSER_LIMITS
 from homeserve.wire.records import Guide, unpack_ints
+from homeserve.worker.course import Course, GuideFailed, Mask, Thoughts, reason
+from homeserve.worker.thought import Mark
 from homeserve.worker.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -62,155 +53,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Mask = npt.NDArray[np.float32]
-"""To be added to a row of logits `[vocab]`: 0 where a token is allowed, minus infinity elsewhere. NaN stays NaN."""
 
-REASON_CHARS_MAX = 200
 GRAMMARS_KEPT = 32
 COPIES_MAX = 256
+MARKS_KEPT = 8
+"""A model has two."""
 MASK_THREADS = 2
 MASKS_A_THREAD = 8
 SLOW_S = 0.25
 """A grammar that takes longer is told of in the log."""
-
-STEP_ITEMS_MAX = 50_000
-"""Earley items of one mask or token, about 2.5 ms;"""
-STEP_FUEL_MAX = 200_000
-"""lexer work of one, about 15 ms;"""
-LEXER_STATES_MAX = 50_000
-"""states of a lexer, about 2 kB each."""
-
-_LOW_BIT_FIRST = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-_BIASES = np.where(_LOW_BIT_FIRST, np.float32(0), np.float32(-np.inf)).astype(np.float32)
-"""float32 `[256, 8]`: the part of a mask that each byte of a bit mask stands for."""
-
-
-NO_TOKEN_FITS = "no token of this model's vocabulary goes on with what the grammar asks for"
-NO_END = "the grammar is complete, and no token ends the answer"
-
-
-class GuideFailed(Exception):
-    """An answer cannot go on under its guide. The message is for whoever asked."""
-
-
-class Phase(Enum):
-    OPENING = "opening"
-    THOUGHT = "thought"
-    ANSWER = "answer"
-    ENDED = "ended"
-
-
-class Course:
-    """One answer under its guide, behind the `consumed` tokens that it has taken. `matcher` gives a matcher at the
-    grammar's beginning, None where there is no grammar; `size` is the length of a mask.
-
-    Raises GuideFailed; a course that failed is of no more use.
-    """
-
-    def __init__(self, guide: Guide, size: int, matcher: Callable[[], LLMatcher] | None) -> None:
-        self.consumed = 0
-        self._size = size
-        self._opens, self._closes = list(unpack_ints(guide.thought_opens)), list(unpack_ints(guide.thought_closes))
-        self._ends = list(unpack_ints(guide.ends))
-        self._budget = guide.thought_budget
-        self._new_matcher = matcher
-        self._matcher = matcher() if matcher is not None else None
-        self._thought_len = 0
-        self._matched = 0
-        """Of the ids that open or close the thought: those that the last tokens were."""
-        self._phase = Phase.ANSWER
-        if self._closes and (guide.in_thought or self._opens):
-            self._phase = Phase.THOUGHT if guide.in_thought else Phase.OPENING
-
-    @property
-    def phase(self) -> Phase:
-        return self._phase
-
-    def take(self, token: int) -> None:
-        """The next token of the answer."""
-        self.consumed += 1
-        if self._phase is Phase.OPENING:
-            self._take_opening(token)
-        elif self._phase is Phase.THOUGHT:
-            self._take_thought(token)
-        elif self._phase is Phase.ANSWER and self._matcher is not None:
-            self._take_answer(self._matcher, token)
-
-    def mask(self) -> Mask | None:
-        """float32 `[size]`, over the next token; None where all are allowed."""
-        if self._phase is Phase.THOUGHT:
-            return self._thought_mask()
-        if self._phase is Phase.ENDED:
-            return self._only(self._ends)
-        opening = self._phase is Phase.OPENING
-        if self._matcher is None:  # no grammar, or one that does not begin like this
-            return self._only([self._opens[self._matched]]) if opening and self._new_matcher is not None else None
-        mask = self._grammar_mask(self._matcher, dead_end=opening)
-        if opening:
-            mask[self._opens[self._matched]] = 0
-        return mask
-
-    # -------------------------------------------------------------------------------------------------------- tokens
-
-    def _take_opening(self, token: int) -> None:
-        """What opens a thought goes before what the grammar begins with, where a text could be either."""
-        opens = token == self._opens[self._matched]
-        if not opens:
-            self._phase = Phase.ANSWER
-            if self._matcher is not None:
-                self._take_answer(self._matcher, token)
-            elif self._new_matcher is not None:
-                raise GuideFailed("the answer begins as a thought and goes on as none")
-            return
-        self._matched += 1
-        if self._matched == len(self._opens):
-            self._phase, self._matched = Phase.THOUGHT, 0
-        elif self._matcher is not None and self._matcher.try_consume_tokens([token]) == 0:
-            self._matcher = None
-
-    def _take_thought(self, token: int) -> None:
-        self._thought_len += 1
-        while self._matched and token != self._closes[self._matched]:
-            self._matched = _border(self._closes[: self._matched])
-        self._matched += token == self._closes[self._matched]
-        if self._matched == len(self._closes):
-            self._phase = Phase.ANSWER
-            self._matcher = self._new_matcher() if self._new_matcher is not None else None
-
-    def _take_answer(self, matcher: LLMatcher, token: int) -> None:
-        if token in self._ends and matcher.is_accepting():
-            self._phase = Phase.ENDED
-        elif not matcher.consume_token(token):
-            raise GuideFailed(_reason(matcher) or f"token {token} does not go on with what its grammar asks for")
-
-    # --------------------------------------------------------------------------------------------------------- masks
-
-    def _thought_mask(self) -> Mask | None:
-        if 0 <= self._budget <= self._thought_len:
-            return self._only([self._closes[self._matched]])
-        if self._new_matcher is None:
-            return None
-        mask = np.zeros(self._size, np.float32)
-        mask[[token for token in self._ends if token not in self._closes]] = -np.inf
-        return mask
-
-    def _grammar_mask(self, matcher: LLMatcher, *, dead_end: bool) -> Mask:
-        """`dead_end`: whether no token at all may be allowed."""
-        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-        if matcher.is_error():
-            raise GuideFailed(_reason(matcher))
-        mask: Mask = _BIASES.take(bits, axis=0).reshape(-1)
-        complete = mask[self._size] == 0  # the bit of the vocabulary's own end
-        mask = mask[: self._size]
-        mask[self._ends] = 0 if complete else -np.inf
-        if not dead_end and not (mask == 0).any():
-            raise GuideFailed(NO_END if complete else NO_TOKEN_FITS)
-        return mask
-
-    def _only(self, tokens: list[int]) -> Mask:
-        mask = np.full(self._size, -np.inf, np.float32)
-        mask[tokens] = 0
-        return mask
 
 
 class LaneGuide:
@@ -233,9 +84,11 @@ class LaneGuide:
         self._failure = ""
 
     def begin(self) -> None:
-        """Let the grammar be compiled, if it is not known."""
+        """Let the grammar be compiled, if it is not known, and the vocabulary be read."""
         if self._guide.grammar:
             self._guides.grammars.begin(self._guide.grammar)
+        elif self._guide.thought_closes:
+            self._guides.grammars.begin_vocabulary()
 
     def told(self, first: int, tokens: Sequence[int]) -> None:
         """Tokens of the sequence, the first of which is output token `first` (negative: of the prompt)."""
@@ -291,7 +144,9 @@ class LaneGuide:
 
     def _walked(self, index: int) -> Mask | None:
         if self._course is None:
-            self._course = Course(self._guide, self._guides.size, self._matchers())
+            guide, matchers = self._guide, self._matchers()
+            thoughts = self._guides.thoughts(guide) if guide.thought_closes else None
+            self._course = Course(guide, self._guides.size, matchers, thoughts)
         for token in self._tokens[self._course.consumed : index]:
             self._course.take(token)
         return self._course.mask()
@@ -326,6 +181,11 @@ class Grammars:
             self._kept.move_to_end(grammar)
             return found
 
+    def begin_vocabulary(self) -> None:
+        """Read the vocabulary ahead, where there is a thread for it. What fails is told to whoever needs it."""
+        if self._pool is not None:
+            self._pool.submit(lambda: self._vocabulary.spelled)
+
     def copier(self, grammar: str) -> Callable[[], LLMatcher]:
         """Makes copies of a grammar, once it is compiled. Raises GuideFailed."""
         found = self.begin(grammar).result()
@@ -341,18 +201,13 @@ class Grammars:
         from llguidance import LLMatcher, LLParserLimits
 
         began = time.monotonic()
-        limits = LLParserLimits(
-            step_max_items=STEP_ITEMS_MAX,
-            step_lexer_fuel=STEP_FUEL_MAX,
-            max_lexer_states=LEXER_STATES_MAX,
-            verbose_errors=False,
-        )
+        limits = LLParserLimits(**PARSER_LIMITS, verbose_errors=False)
         try:
             matcher = LLMatcher(self._vocabulary.trie, grammar, log_level=0, limits=limits)
         except HomeserveError as error:
             raise GuideFailed(error.message) from error
         if matcher.is_error():
-            raise GuideFailed(_reason(matcher))
+            raise GuideFailed(reason(matcher))
         if (took := time.monotonic() - began) > SLOW_S:
             log.info("a grammar of %d bytes took %.2f s, with the vocabulary if it was the first", len(grammar), took)
         return matcher
@@ -371,14 +226,35 @@ class Guides:
 
     def __init__(self, vocabulary: Vocabulary, threads: int = MASK_THREADS) -> None:
         self.size = vocabulary.size
+        self._vocabulary = vocabulary
         self._threads = threads
         self._masks = ThreadPoolExecutor(threads, "mask") if threads else None
         self._compiling = ThreadPoolExecutor(1, "grammar") if threads else None
         self.grammars = Grammars(vocabulary, self._compiling)
         self._due: list[LaneGuide] = []
+        self._marks: dict[bytes, Mark] = {}
+        """Of thoughts, by their ids."""
 
     def lane(self, guide: Guide) -> LaneGuide:
         return LaneGuide(guide, self)
+
+    def thoughts(self, guide: Guide) -> Thoughts:
+        """What its course has to know of thoughts. Raises GuideFailed."""
+        try:
+            trie = self._vocabulary.trie if guide.grammar else None
+            return Thoughts(self._mark(guide.thought_opens), self._mark(guide.thought_closes), trie)
+        except HomeserveError as error:
+            raise GuideFailed(error.message) from error
+
+    def _mark(self, ids: bytes) -> Mark:
+        """For any thread: two may make the same one at once, and either is kept."""
+        found = self._marks.get(ids)
+        if found is None:
+            found = Mark(unpack_ints(ids), self._vocabulary)
+            if len(self._marks) >= MARKS_KEPT:
+                self._marks.clear()
+            self._marks[ids] = found
+        return found
 
     def due(self, lane: LaneGuide) -> None:
         """A mask of this lane will be needed."""
@@ -415,13 +291,3 @@ def _submitted(pool: ThreadPoolExecutor | None, make: Callable[[], T]) -> Future
     except GuideFailed as error:
         done.set_exception(error)
     return done
-
-
-def _border(ids: Sequence[int]) -> int:
-    """The length of the longest proper beginning of `ids` that is also their end."""
-    return next(n for n in range(len(ids) - 1, -1, -1) if ids[:n] == ids[len(ids) - n :])
-
-
-def _reason(matcher: LLMatcher) -> str:
-    """llguidance's words, without traces of its own code."""
-    return matcher.get_error().partition("\n")[0][:REASON_CHARS_MAX]

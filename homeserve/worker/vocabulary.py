@@ -77,6 +77,11 @@ class Vocabulary:
         return self._known().spelled
 
     @property
+    def special(self) -> frozenset[int]:
+        """Control tokens: what they spell is no text."""
+        return self._known().special
+
+    @property
     def trie(self) -> LLTokenizer:
         """For llguidance's matchers, over `size` + 1 ids."""
         with self._lock:

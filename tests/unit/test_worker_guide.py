@@ -14,10 +14,13 @@ from draft_rig import DRAFTS, GREEDY, VOCAB, Desk, Ranks, Request, Toy
 from guide_rig import AB, CLOSE, END, THINK, KnownVocabulary, guide, json_guide
 from ranks import on_paper, shape_of
 
+from homeserve.text.grammar_wire import PARSER_LIMITS
 from homeserve.wire.records import Guide, LaneRows, NewLane, Plan, PlanKind, Sampling, pack_ints
+from homeserve.worker import course as courses
 from homeserve.worker import guide as guides
 from homeserve.worker.answering import STAND_IN
-from homeserve.worker.guide import Course, GuideFailed, Guides, Phase
+from homeserve.worker.course import Course, GuideFailed, Phase
+from homeserve.worker.guide import Guides
 from homeserve.worker.lanes import LaneRefused
 from homeserve.worker.sampling import NotANumber
 
@@ -36,7 +39,8 @@ HOT = Sampling(temperature=1.5, seed=11)
 
 def course(of: Guide, threads: int = 0) -> Course:
     made = Guides(WORDS, threads)
-    return Course(of, WORDS.size, made.grammars.copier(of.grammar) if of.grammar else None)
+    matchers = made.grammars.copier(of.grammar) if of.grammar else None
+    return Course(of, WORDS.size, matchers, made.thoughts(of) if of.thought_closes else None)
 
 
 def allowed(at: Course) -> set[int] | None:
@@ -159,7 +163,7 @@ def test_what_opens_stays_alone_where_the_grammar_begins_otherwise() -> None:
 @pytest.mark.parametrize(
     ("of", "tokens", "why"),
     [
-        (guide('start: "a" "0"\n', ends=()), "a0", guides.NO_END),
+        (guide('start: "a" "0"\n', ends=()), "a0", courses.NO_END),
         (guide(WORD), "b", "does|token"),
         (guide("start: ("), "", "lark|expected|grammar"),
         (json_guide({"type": "nothing"}), "", "nothing"),
@@ -171,7 +175,7 @@ def test_what_cannot_go_on_says_why(of: Guide, tokens: str, why: str) -> None:
         for token in WORDS.ids(tokens):
             at.take(token)
         at.mask()
-    assert len(str(failed.value)) <= guides.REASON_CHARS_MAX and "\n" not in str(failed.value)
+    assert len(str(failed.value)) <= courses.REASON_CHARS_MAX and "\n" not in str(failed.value)
 
 
 def test_masks_are_functions_of_the_tokens() -> None:
@@ -345,7 +349,7 @@ BOUNDED = guide('start: a\na: b | c\nb: "a" a\nc: "a" a | "a"\n')
 
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_a_guide_that_fails_ends_its_own_lane_alone(monkeypatch: pytest.MonkeyPatch, drafts: int) -> None:
-    monkeypatch.setattr(guides, "STEP_ITEMS_MAX", 20)
+    monkeypatch.setitem(PARSER_LIMITS, "step_max_items", 20)
     at = desk()
     mine = at.begin(1, PROMPT, guided(BOUNDED, forbidden=(END,), min_tokens=50))
     other = at.begin(2, PROMPT, guided(JSON))
@@ -369,7 +373,7 @@ def test_a_guide_that_fails_ends_its_own_lane_alone(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_ranks_go_on_together_when_a_guide_fails(monkeypatch: pytest.MonkeyPatch, drafts: int) -> None:
     """The ranks that do not draw are told of something in the place of a token; all compute the same rows."""
-    monkeypatch.setattr(guides, "STEP_ITEMS_MAX", 20)
+    monkeypatch.setitem(PARSER_LIMITS, "step_max_items", 20)
     group = on_paper(3, shape_of(3, depth=6))
     ranks = Ranks(group, [Toy(wrong=lambda position: position % 3 == 0, collective=acts) for acts in group.acts])
     ranks.last.lanes.guides = Guides(WORDS, 0)

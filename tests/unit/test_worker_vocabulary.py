@@ -16,7 +16,8 @@ from homeserve.checkpoint.view import TokenizerSource
 from homeserve.errors import InvalidModelFile
 from homeserve.models.registry import folder_families
 from homeserve.text.tokenizer import Tokenizer
-from homeserve.worker.guide import Course, GuideFailed, Guides
+from homeserve.worker.course import Course, GuideFailed
+from homeserve.worker.guide import Guides
 from homeserve.worker.vocabulary import Source, Spelled, Vocabulary, trie_of
 
 COUNTER = Path(__file__).parents[1] / "data" / "counter.gguf"
