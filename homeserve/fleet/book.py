@@ -27,7 +27,7 @@ from homeserve.wire.records import Plan, PlanKind, Result
 class _Open:
     seq: int
     epoch: int
-    kind: PlanKind
+    kind: int
     ranks: int
     results: list[Result] = field(default_factory=list)
     missing: int = 0
@@ -87,7 +87,7 @@ class PlanBook:
     def debt(self, rank: int) -> Debt | None:
         """What the rank owes first; None if it has answered all that was issued."""
         seq = self._acked[rank] + 1
-        return next((Debt(seq, entry.kind) for entry in self._open if entry.seq == seq), None)
+        return Debt(seq, PlanKind(self._of(seq).kind)) if seq <= self.issued else None
 
     def issue(self, plan: Plan, now: float) -> None:
         """A plan was written to the log."""
@@ -97,7 +97,7 @@ class PlanBook:
         if not self.in_flight:
             self._moved_at = now
         self.issued = plan.seq
-        self._open.append(_Open(plan.seq, plan.epoch, PlanKind(plan.kind), plan.ranks, missing=len(self._acked)))
+        self._open.append(_Open(plan.seq, plan.epoch, plan.kind, plan.ranks, missing=len(self._acked)))
 
     def alive(self, now: float) -> None:
         """Some rank moved, without answering a plan."""
@@ -117,8 +117,7 @@ class PlanBook:
             )
         self._acked[rank] = due
         self._owes_since[rank] = self._moved_at = now
-        plan = next((entry for entry in self._open if entry.seq == due), None)
-        assert plan is not None, "a plan that a rank owes is open"
+        plan = self._of(due)
         plan.missing -= 1
         if plan.ranks >> rank & 1:
             if result.epoch != plan.epoch:
@@ -159,9 +158,19 @@ class PlanBook:
             return None
         return min(self._moved_at + allowed_s, min(self._owes_since[rank] for rank in owing) + limit_s)
 
+    def _of(self, seq: int) -> _Open:
+        """The open plan `seq`: one that a rank owes is open, and numbers have no gaps."""
+        return self._open[seq - self._open[0].seq]
+
     def _completed(self) -> list[tuple[int, tuple[Result, ...]]]:
         done = []
         while self._open and not self._open[0].missing:
             plan = self._open.popleft()
-            done.append((plan.seq, tuple(sorted(plan.results, key=lambda result: result.rank))))
+            if len(plan.results) > 1:
+                plan.results.sort(key=_rank)
+            done.append((plan.seq, tuple(plan.results)))
         return done
+
+
+def _rank(result: Result) -> int:
+    return result.rank

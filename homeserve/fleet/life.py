@@ -224,10 +224,10 @@ class Life:
         plan_log = self._log
         if plan_log is None or self.state is not LifeState.UP:
             raise AssertionError(f"a plan was issued to a fleet that is {self.state.value}")
-        named = range(self.spec.ranks) if ranks is None else ranks
-        mask = sum(1 << rank for rank in named)
-        if not 0 < mask < 1 << self.spec.ranks:
-            raise AssertionError(f"a plan names ranks {list(named)} of {self.spec.ranks}")
+        everybody = (1 << self.spec.ranks) - 1
+        mask = everybody if ranks is None else sum(1 << rank for rank in ranks)
+        if not 0 < mask <= everybody:
+            raise AssertionError(f"a plan names ranks {ranks} of {self.spec.ranks}")
         plan = Plan(plan_log.issued + 1, epoch, kind, mask, drop, new, rows, load, flip)
         plan_log.write(plan)
         self.book.issue(plan, self._clock())

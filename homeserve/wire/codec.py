@@ -36,22 +36,27 @@ def encode(record: msgspec.Struct) -> bytes:
 
 def frame_bytes(data: bytes | memoryview) -> int:
     """Length of the frame that `data` begins with, header included. Raises WireError if that is no frame, or is cut."""
+    return _header(data)[0]
+
+
+def _header(data: bytes | memoryview) -> tuple[int, int]:
+    """(length of the frame, header included, and checksum of its payload)"""
     if len(data) < HEADER_BYTES:
         raise WireError(f"frame header: {len(data)} bytes, needs {HEADER_BYTES}")
-    magic, version, zero, length, _ = _HEADER.unpack_from(data)
+    magic, version, zero, length, crc = _HEADER.unpack_from(data)
     if magic != MAGIC or zero:
         raise WireError(f"frame magic: {bytes(data[:8])!r} is not the start of a record")
     if version != RECORD_VERSION:
         raise WireError(f"frame version: {version}, this process speaks {RECORD_VERSION}")
     if length > len(data) - HEADER_BYTES:
         raise WireError(f"frame length: says {length} bytes of payload, there are {len(data) - HEADER_BYTES}")
-    return HEADER_BYTES + int(length)
+    return HEADER_BYTES + int(length), int(crc)
 
 
 def decode(data: bytes | memoryview, kind: Hashable) -> Any:
     """The record in the frame that `data` begins with; `kind` is a record type or a union of them."""
-    payload = data[HEADER_BYTES : frame_bytes(data)]
-    crc = _HEADER.unpack_from(data)[4]
+    end, crc = _header(data)
+    payload = data[HEADER_BYTES:end]
     if zlib.crc32(payload) != crc:
         raise WireError(f"frame checksum: payload of {len(payload)} bytes does not match {crc:#010x}")
     try:
