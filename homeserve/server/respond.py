@@ -45,6 +45,8 @@ class Answer:
         ]
         self._last_token: list[float | None] = [None] * len(ask.calls)
         self._open = len(ask.calls)
+        self.told = Told(self._counts, self._timing)
+        """What can be told now."""
 
     @property
     def guided_by(self) -> str:
@@ -85,16 +87,11 @@ class Answer:
         if since is not None and tokens:
             self._metrics.inter_token.observe(max(0.0, now - since) / tokens, tokens)
 
-    def told(self) -> Told:
-        """What can be told now."""
-        counts = self._counts()
-        return Told(counts, lambda: self._timing(counts))
-
-    def _timing(self, counts: Counts) -> dict[str, Any]:
+    def _timing(self) -> dict[str, Any]:
         return timing_block(
             self._request_id,
             [stream.timings for stream in self._generation.streams],
-            counts=counts,
+            counts=self._counts(),
             drafts=[stream.drafts for stream in self._generation.streams] if self._drafts else None,
         )
 
@@ -129,7 +126,7 @@ async def _body(
                 pieces[index].append(piece)
     except ChoiceFailed as failure:
         raise _told(failure, parts, answer.guided_by, request_id) from None
-    return json_response(shape.body([join(of_choice) for of_choice in pieces], answer.told()))
+    return json_response(shape.body([join(of_choice) for of_choice in pieces], answer.told))
 
 
 async def _stream(
@@ -143,7 +140,7 @@ async def _stream(
     out = EventStream(request, parts.context.settings.stream_stall_s, shape.ping)
     try:
         await out.start(request_id)
-        events = shape.begin(answer.told())
+        events = shape.begin(answer.told)
         if events:
             await out.send(events)
         while not answer.complete:
@@ -175,9 +172,10 @@ async def _send_error(out: EventStream, shape: Shape, error: RequestError) -> No
 
 def _events(pieces: list[tuple[int, Piece]], answer: Answer, shape: Shape) -> list[Event]:
     """What these pieces make, and the end where they are the last ones."""
-    told = answer.told()
-    events = [event for index, piece in pieces for event in shape.piece(index, piece, told)]
-    return events + shape.end(told) if answer.complete else events
+    events: list[Event] = []
+    for index, piece in pieces:
+        events += shape.piece(index, piece, answer.told)
+    return events + shape.end(answer.told) if answer.complete else events
 
 
 def _told(failure: ChoiceFailed, parts: Parts, guided_by: str, request_id: str) -> RequestError:

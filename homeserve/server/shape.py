@@ -8,8 +8,9 @@ those of `end`; after an error that of `error`, and nothing behind it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
+
+import msgspec
 
 from homeserve.errors import RequestError
 from homeserve.server.choice import Piece
@@ -22,8 +23,7 @@ class Event(NamedTuple):
     name: str = ""
 
 
-@dataclass(frozen=True)
-class Counts:
+class Counts(msgspec.Struct, frozen=True):
     """Tokens of the prompts (each once), of the answers, of the prompts that were cached, and of thoughts."""
 
     prompt: int
@@ -32,12 +32,17 @@ class Counts:
     thought: int = 0
 
 
-@dataclass(frozen=True)
 class Told:
-    """What an answer tells of its own making: `counts` as of now, `timing` the `homeserve` block."""
+    """What an answer tells of its own making: `counts` as of now, `timing` the `homeserve` block. Most events ask for
+    neither, and pay for neither."""
 
-    counts: Counts
-    timing: Callable[[], dict[str, Any]]
+    def __init__(self, count: Callable[[], Counts], timing: Callable[[], dict[str, Any]]) -> None:
+        self._count = count
+        self.timing = timing
+
+    @property
+    def counts(self) -> Counts:
+        return self._count()
 
 
 class Shape(Protocol):

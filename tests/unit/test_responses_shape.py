@@ -35,7 +35,7 @@ TIMING = {
     "restarts": 0,
     "draft": None,
 }
-TOLD = Told(Counts(prompt=7, completion=5, cached=3, thought=2), lambda: dict(TIMING))
+TOLD = Told(lambda: Counts(prompt=7, completion=5, cached=3, thought=2), lambda: dict(TIMING))
 TOOLS = [{"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": True}]
 
 

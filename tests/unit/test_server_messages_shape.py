@@ -56,7 +56,7 @@ def told(counts: Counts = COUNTS) -> Told:
         submitted, scheduled, first_token, finished, flips_crossed, restarts = 1.0, 1.5, 2.0, 3.0, 0, 0
 
     times: Any = Times()
-    return Told(counts, lambda: timing_block("r", [times], counts=counts))
+    return Told(lambda: counts, lambda: timing_block("r", [times], counts=counts))
 
 
 def shape(max_tokens: int = 100, room: int = 1000, **more: Any) -> MessageShape:
