@@ -49,6 +49,9 @@ class Rounds:
     """How many of them without a probe."""
 
 
+NO_ROUNDS = Rounds()
+
+
 class Decoding:
     """The decode rows of one engine's plans. `grow` makes a sequence's tables cover so many rows, or says no."""
 
@@ -91,7 +94,7 @@ class Decoding:
         """What the next plan is to draft; nothing changes by asking. A token that is still on its way is taken for
         known: the round can wait for it. `alone`: no prompt is to be computed."""
         if not self._limits.drafts:
-            return Rounds()
+            return NO_ROUNDS
         asked = [(sequence.drafted, self._most(sequence)) for sequence in decoding]
         choice = self._drafting.choose(self._limits.layout, asked, alone=alone)
         both = [
@@ -121,7 +124,8 @@ class Decoding:
             due = self._plans - sequence.decode_turn >= round_plans or not draft.rows
             if (due and len(draft.rows) < share) or sequence.passed_over >= groups - 1:
                 self.row(draft, sequence, rounds.drafts.get(sequence.key, 0), running)
-                draft.usual[sequence.key] = rounds.usual.get(sequence.key, 0)
+                if rounds.usual:
+                    draft.usual[sequence.key] = rounds.usual.get(sequence.key, 0)
         if draft.rows:
             for sequence in decoding:
                 sequence.passed_over += sequence.turn != draft.number
@@ -172,6 +176,8 @@ class Decoding:
     @staticmethod
     def check(draft: Draft, drawn: Mapping[int, Several[Sample]]) -> None:
         """Raise BadRound unless every round of the plan drew what a round can."""
+        if not draft.rounds:
+            return
         for row in draft.rows:
             places = [sample.position for sample in drawn.get(row.request, ())] if row.drafts else []
             first, many = row.start + 1, len(places)
@@ -187,15 +193,15 @@ class Decoding:
         if sequence.finish is None and sequence.state is SequenceState.DECODE:
             self._memory.tables.advance(sequence)
 
-    def judge(self, draft: Draft, drawn: Mapping[int, int], seconds: float) -> None:
-        """Tell the policy: `drawn` tokens of each decode row, and how long the plan took."""
+    def judge(self, draft: Draft, drawn: Mapping[int, Several[Sample]], seconds: float) -> None:
+        """Tell the policy what was drawn for each decode row, and how long the plan took."""
         if not self._limits.drafts:
             return
         by_key = {sequence.key: sequence for sequence in draft.named}
         rows = [
-            Row(by_key[row.request].drafted, row.drafts, drawn.get(row.request, 1) - 1, draft.usual.get(row.request, 0))
+            Row(by_key[key].drafted, row.drafts, len(drawn[key]) - 1 if key in drawn else 0, draft.usual.get(key, 0))
             for row in draft.rows
-            if row.request in draft.decodes
+            if (key := row.request) in draft.decodes
         ]
         whole = len(rows) == len(draft.rows) and not draft.saves
         self._drafting.back(self._limits.layout, rows, seconds if whole else 0.0)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
+from msgspec import field
 
 from homeserve.engine.request import FinishReason
 from homeserve.engine.sequence import Sequence
 from homeserve.wire.records import LaneRows, Logprobs, NewLane, PlanKind
 
 
-@dataclass
-class Draft:
+class Draft(msgspec.Struct):
     """A plan to be issued, and the sequences that it names. `number` rises from one draft to the next."""
 
     number: int
@@ -57,8 +57,7 @@ class Draft:
         return sum(max(1, len(row.tokens) // 4) for row in self.rows) - self.decode_rows
 
 
-@dataclass(frozen=True)
-class Emit:
+class Emit(msgspec.Struct, frozen=True):
     """Something a sequence's reader is to be told."""
 
     sequence: Sequence

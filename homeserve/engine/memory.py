@@ -71,6 +71,8 @@ class Memory:
 
         A node that another sequence filled serves as well: the state behind the same tokens is the same.
         """
+        if not sequence.saves:
+            return
         left = []
         for computed, slot in sequence.saves:
             path = self.pool.match(sequence.tokens, computed // PAGE_LEN) if computed <= len(sequence.tokens) else []

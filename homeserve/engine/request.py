@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+import msgspec
+
 from backends.base import PAGE_LEN
 from homeserve.wire.records import Logprobs, Sampling
 
@@ -63,8 +65,7 @@ class Timings:
     """Flips that were committed while it was open."""
 
 
-@dataclass(frozen=True)
-class TokenEvent:
+class TokenEvent(msgspec.Struct, frozen=True):
     """Tokens that became known together; `finish` is set on the last event of a stream.
 
     `tokens` excludes the end token. `logprobs` runs parallel to `tokens` where asked for. `prompt_logprobs` comes once,

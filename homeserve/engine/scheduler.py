@@ -40,7 +40,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from backends.base import PAGE_LEN
-from homeserve.engine.decoding import Decoding, Rounds
+from homeserve.engine.decoding import NO_ROUNDS, Decoding
 from homeserve.engine.draft import Draft as Draft
 from homeserve.engine.draft import Emit as Emit
 from homeserve.engine.flip import LiveSet
@@ -197,13 +197,14 @@ class Scheduler:
             sequence = self._running.get(key)
             if sequence is not None:
                 self._apply_samples(draft, sequence, of_it, emits)
-        self._decoding.judge(draft, {key: len(of_it) for key, of_it in drawn.items()}, seconds)
+        self._decoding.judge(draft, drawn, seconds)
         for sequence in draft.named:
             sequence.in_flight -= 1
             if draft.reach.get(sequence.key, 0) >= sequence.died_at:
                 sequence.suspect = False
                 sequence.strikes = 0
-            self._settle(sequence)
+            if not sequence.in_flight:
+                self._settle(sequence)
         return emits
 
     def end(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> list[Emit]:
@@ -341,14 +342,17 @@ class Scheduler:
         if draft.rows:
             self._delayed += 1
         else:
-            rounds = self._decoding.choose(decoding, self._prompts.none) if self.first != PROMPTS else Rounds()
+            rounds = NO_ROUNDS
+            if self.limits.drafts and self.first != PROMPTS:
+                rounds = self._decoding.choose(decoding, self._prompts.none)
             if self._flight and rounds.drafts:
                 return
             self._delayed = 0
-            self._decoding.draft(draft, decoding, rounds, self.running_count)
+            self._decoding.draft(draft, decoding, rounds, self.running_count if rounds.drafts else 1)
             if self.first != ANSWERS or not draft.rows:
                 self._prompts.draft(draft)
-        if draft.rows and self.first != PROMPTS:  # those that wait for a policy are not passed over
+        some_left_out = bool(draft.rows) and len(draft.decodes) < len(decoding)
+        if some_left_out and self.first != PROMPTS:  # those that wait for a policy are not passed over
             left_out = {s.key for s in decoding} - {row.request for row in draft.rows}
             self._decoding.count_skips(self._running.values(), left_out)
 
@@ -459,6 +463,8 @@ class Scheduler:
     def _fresh_prompt_logprobs(self, sequence: Sequence, sample: Sample) -> tuple[Logprobs, ...]:
         """Those that the reader lacks: a prompt computed a second time reports the same positions again."""
         entries = sample.prompt_logprobs
+        if not entries:
+            return ()
         first = sample.position - len(entries)
         fresh = entries[max(0, sequence.logprobs_seen - first) : max(0, sequence.prompt_len - first)]
         sequence.logprobs_seen += len(fresh)

@@ -35,6 +35,8 @@ class SequenceState(Enum):
     ENDING = "ending"
     DONE = "done"
 
+    __hash__ = object.__hash__  # that of Enum is made of the name, in Python, and each token asks for it
+
 
 _S = SequenceState
 TRANSITIONS: dict[SequenceState, frozenset[SequenceState]] = {
@@ -72,6 +74,7 @@ class Sequence:
         "logprobs_seen",
         "passed_over",
         "pending",
+        "prompt_len",
         "resumed",
         "round",
         "saves",
@@ -90,6 +93,7 @@ class Sequence:
         self.key = key
         """Number of the sequence, unique in the engine's life and rising with arrival."""
         self.call = call
+        self.prompt_len = len(call.prompt)
         self.tokens = array("i", call.prompt)
         self.state = SequenceState.WAITING
         self.finish: FinishReason | None = None
@@ -142,18 +146,15 @@ class Sequence:
         """and of the last one with its decode row among those that have any."""
 
     @property
-    def prompt_len(self) -> int:
-        return len(self.call.prompt)
-
-    @property
     def generated(self) -> int:
         return len(self.tokens) - self.prompt_len
 
     @property
     def wants_decode(self) -> bool:
         """A further token may be asked for."""
-        room = self.generated + self.pending < self.call.max_tokens
-        return room and not self.held and not self.round and self.state is SequenceState.DECODE
+        if self.state is not _S.DECODE or self.held or self.round:
+            return False
+        return len(self.tokens) - self.prompt_len + self.pending < self.call.max_tokens
 
     def forget_memory(self) -> None:
         """Keep nothing but the tokens: prefill starts over, with all of them as its target."""

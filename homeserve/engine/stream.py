@@ -1,4 +1,4 @@
-"""What a reader of one sequence holds: an async iterator of TokenEvents, with a bounded backlog.
+"""What the one reader of a sequence holds: an async iterator of TokenEvents, with a bounded backlog.
 
 The engine never waits for a reader. Tokens that are not read yet gather here and the next `anext` gets all of them as
 one event, so a slow reader costs one event, not one per token. Past `backlog_limit` unread tokens the stream asks the
@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 from homeserve.engine.draft_counts import DraftCounts
 from homeserve.engine.request import FinishReason, Timings, TokenEvent, Usage
-from homeserve.wire.records import Logprobs
 
 
 class TokenStream:
@@ -36,13 +35,11 @@ class TokenStream:
         self._on_hold = on_hold
         self._held = False
         self._ended = False
-        self._tokens: list[int] = []
-        self._logprobs: list[Logprobs] = []
-        self._prompt_logprobs: list[Logprobs] = []
         self._finish: FinishReason | None = None
-        self._error: str | None = None
-        self._embedding = b""
-        self._ready = asyncio.Event()
+        self._unread: list[TokenEvent] = []
+        self._unread_tokens = 0
+        self._waiter: asyncio.Future[None] | None = None
+        """Of the reader, while it waits."""
 
     @property
     def finished(self) -> bool:
@@ -53,15 +50,13 @@ class TokenStream:
         """Add what became known. Ignored after the finish."""
         if self._finish is not None:
             return
-        self._tokens.extend(event.tokens)
-        self._logprobs.extend(event.logprobs)
-        self._prompt_logprobs.extend(event.prompt_logprobs)
+        self._unread.append(event)
+        self._unread_tokens += len(event.tokens)
         self._finish = event.finish
-        self._error = event.error
-        self._embedding = event.embedding
         self.usage.completion_tokens += len(event.tokens)
-        self._ready.set()
-        if not self._held and self._finish is None and len(self._tokens) > self._backlog_limit:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+        if not self._held and self._finish is None and self._unread_tokens > self._backlog_limit:
             self._held = True
             self._on_hold(True)
 
@@ -71,15 +66,29 @@ class TokenStream:
     async def __anext__(self) -> TokenEvent:
         if self._ended:
             raise StopAsyncIteration
-        await self._ready.wait()
-        self._ready.clear()
-        came = tuple(self._tokens), tuple(self._logprobs), tuple(self._prompt_logprobs)
-        event = TokenEvent(*came, self._finish, self._error, self._embedding)
-        self._tokens.clear()
-        self._logprobs.clear()
-        self._prompt_logprobs.clear()
+        if not self._unread:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        event = _joined(self._unread)
+        self._unread.clear()
+        self._unread_tokens = 0
         self._ended = self._finish is not None
         if self._held:
             self._held = False
             self._on_hold(False)
         return event
+
+
+def _joined(events: list[TokenEvent]) -> TokenEvent:
+    """Several, at least one, as one; how it ended is said by the last."""
+    *_, last = events
+    if len(events) == 1:
+        return last
+    return TokenEvent(
+        tuple([token for event in events for token in event.tokens]),
+        tuple([entry for event in events for entry in event.logprobs]),
+        tuple([entry for event in events for entry in event.prompt_logprobs]),
+        last.finish,
+        last.error,
+        last.embedding,
+    )

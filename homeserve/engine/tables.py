@@ -99,6 +99,8 @@ class PageTables:
     def unsent(self, sequence: Sequence) -> bytes:
         """The entries that the ranks do not know yet, `[groups, n]` as int32 bytes; from now on they do."""
         first, sequence.sent_pages = sequence.sent_pages, len(sequence.tables[0])
+        if first == sequence.sent_pages:
+            return b""
         return pack_ints([page for table in sequence.tables for page in table[first:]])
 
     def share(self, sequence: Sequence, *, leaving: bool = False) -> None:

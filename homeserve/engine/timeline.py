@@ -19,9 +19,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
+
+import msgspec
 
 from homeserve.wire.records import LaneRows, PlanKind, Result
 
@@ -41,8 +42,7 @@ def span(ranks: Sequence[RankTimes]) -> tuple[int, int]:
     return began, max((began + busy + waited for _, began, busy, waited in ranks), default=0)
 
 
-@dataclass(frozen=True)
-class PlanTimes:
+class PlanTimes(msgspec.Struct, frozen=True):
     """One plan. `ranks`: of each that ran it."""
 
     life: int

@@ -8,8 +8,9 @@ Log-probabilities of the prompt may come chunk by chunk; they go out together, w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from homeserve.engine.request import FinishReason, TokenEvent
 from homeserve.text.answer import AnswerReader, Part, PartKind, PlainReader, merged
@@ -26,8 +27,7 @@ TOOL_CALLS = "tool_calls"
 """How a choice ends whose answer calls tools."""
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """What a choice gained: parts of its answer, its tokens, and how it ended, where it did (`stop`, `length` or
     `tool_calls`).
 

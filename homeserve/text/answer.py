@@ -9,9 +9,11 @@ gives out everything else at once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
+
+import msgspec
+from msgspec.structs import replace
 
 
 class PartKind(Enum):
@@ -20,8 +22,7 @@ class PartKind(Enum):
     CALL = "call"
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """What an answer gained: some text, some of a thought, or some of a call's arguments (JSON, as text).
 
     `call` numbers the calls of an answer from 0, -1 for what is none. The first part of a call has `name` and `id`, and
@@ -91,6 +92,9 @@ class PlainReader:
 
 def merged(parts: Iterable[Part]) -> tuple[Part, ...]:
     """Neighbours of one kind (and of one call) as one part."""
+    parts = tuple(parts)
+    if len(parts) < 2:
+        return parts
     made: list[tuple[Part, list[str]]] = []
     for part in parts:
         if made and made[-1][0].kind is part.kind and made[-1][0].call == part.call:

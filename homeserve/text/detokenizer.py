@@ -34,12 +34,10 @@ class Detokenizer:
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that became complete with `ids`; bytes that cannot be UTF-8 come out as U+FFFD."""
-        if not self._shown:
-            spelled = b"".join(self._tokenizer.token_bytes(token) for token in ids if token not in self._skip)
-            return self._utf8.decode(spelled)
-        return "".join(self._with_shown(token) for token in ids)
+        return "".join([self.push_one(token) for token in ids])
 
-    def _with_shown(self, token: int) -> str:
+    def push_one(self, token: int) -> str:
+        """The same of one id."""
         stand_in = self._shown.get(token)
         if stand_in is not None:
             # What was kept never became a character.
@@ -47,6 +45,8 @@ class Detokenizer:
         if token in self._skip:
             return ""
         text = self._utf8.decode(self._tokenizer.token_bytes(token))
+        if not self._stand_ins:
+            return text
         # A model may spell such a character; then it stands for nothing.
         return "".join("\ufffd" if char in self._stand_ins else char for char in text)
 

@@ -21,6 +21,8 @@ class StopMatcher:
 
     def push(self, text: str) -> tuple[str, bool]:
         """(text safe to send, whether a stop was found): with a stop, the text ends before it, the rest is dropped."""
+        if not self._stops:
+            return text, False
         if self.matched is not None:
             return "", True
         buffer = self._held + text

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from homeserve.text.detokenizer import Detokenizer, Spells
 from homeserve.text.stop import StopMatcher
 
 
-@dataclass(frozen=True)
-class TextDelta:
+class TextDelta(msgspec.Struct, frozen=True):
     """What one push gave.
 
     `text` may be sent. `stopped`: a stop string was found, its text is cut off and nothing follows. `tokens_used`: how
@@ -54,7 +54,7 @@ class TextStream:
             if self._stopped:
                 break
             offsets.append(self._chars)
-            text = self._detokenizer.push((token,))
+            text = self._detokenizer.push_one(token)
             self._chars += len(text)
             safe, self._stopped = self._matcher.push(text)
             parts.append(safe)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from homeserve.engine.rates import HALF_LIFE_S, WINDOW, Rates
 from homeserve.engine.timeline import Pace, PlanTimes, Timeline
