@@ -7,7 +7,8 @@ one `InvalidField` with the path of the field, `messages[0].role`.
 
 A small body is decoded where it is, and once more as an object of raw values, for the names of fields that nobody
 reads. One above `INLINE_BYTES` is decoded in a thread and once only. The decoder lets no other thread run meanwhile, so
-the thread alone would not keep the loop moving: what takes time is the number of values, and that is bounded first.
+the thread alone would not keep the loop moving: what takes time is the number of values, and of lists
+and objects most of all: both are bounded first.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ BODY_TIMEOUT_S = 60.0
 INLINE_BYTES = 64 << 10
 VALUES_LIMIT = 1 << 19
 """Most commas of a body. A text with more is longer than any context here; so are token ids, but for large batches."""
+CONTAINERS_LIMIT = 1 << 17
+"""Most opening brackets and braces of a body: a list costs far more than a number, and `[[[[` has no comma."""
 IGNORED_NAMES_LIMIT = 256
 """Names of ignored fields that are remembered, so that each is logged once; later ones are not logged."""
 _NAME_LOG_LEN = 64
@@ -81,6 +84,8 @@ class BodyDecoder:
         large = len(body) > INLINE_BYTES
         if large and body.count(b",") > VALUES_LIMIT:
             raise InvalidField("body", f"has more than {VALUES_LIMIT} values")
+        if large and body.count(b"[") + body.count(b"{") > CONTAINERS_LIMIT:
+            raise InvalidField("body", f"has more than {CONTAINERS_LIMIT} lists and objects")
         try:
             names = {} if large else _names.decode(body)
             value = msgspec.json.decode(body, type=kind)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from homeserve.errors import InvalidField
 from homeserve.server.bodies import (
+    CONTAINERS_LIMIT,
     HANDED_ON_LIMIT,
     IGNORED_NAMES_LIMIT,
     INLINE_BYTES,
@@ -285,3 +286,16 @@ async def test_a_large_body_is_decoded_in_a_thread_and_its_values_are_bounded(
     assert threads == [True, False] and not caplog.records
     with pytest.raises(InvalidField, match=f"body: has more than {VALUES_LIMIT} values"):
         await decoder.read(b'{"prompt": [' + b"1," * VALUES_LIMIT + b"1,1]}", CompletionRequest)
+
+
+@pytest.mark.parametrize("one", ["[[[[]]]]", '{"a":{"a":{"a":{}}}}'])
+async def test_lists_and_objects_of_a_large_body_are_bounded(one: str) -> None:
+    """They have no commas among them when they are nested, and decoding holds every other thread."""
+
+    def body(count: int) -> bytes:
+        return f'{{"prompt": "x", "response_format": {{"x": [{",".join([one] * count)}]}}}}'.encode()
+
+    decoder = BodyDecoder()
+    with pytest.raises(InvalidField, match=f"body: has more than {CONTAINERS_LIMIT} lists and objects"):
+        await decoder.read(body(CONTAINERS_LIMIT // 4), CompletionRequest)
+    assert (await decoder.read(body(CONTAINERS_LIMIT // 4 - 1), CompletionRequest)).prompt == "x"
