@@ -14,7 +14,7 @@ from typing import Any
 
 from homeserve.text.argument_types import TEXT, argument, types_of
 from homeserve.text.call_objects import Calls, ObjectReader, Tentative
-from homeserve.text.cursor import Cursor, Reading
+from homeserve.text.cursor import Cursor, Reading, Say
 from homeserve.text.dialects import CallBody, CallForm, TagForm
 from homeserve.text.loose_values import LooseValues, in_string
 from homeserve.text.marks import STAND_INS, Marks, visible
@@ -145,35 +145,42 @@ class CallReader:
         return (yield from self._objects.value(self._calls.arguments)) if char else False
 
     def _tags(self, types_for: Any) -> Reading[None]:
-        """Tags of arguments up to the call's end; what stands between them is text of the answer."""
+        """Tags of arguments up to the call's end. What stands between them is text of the answer, behind the call: the
+        parts of one call are not parted."""
+        between: list[str] = []
+        self._calls.arguments("{")
+        if (yield from self._arguments_in_tags(types_for, between.append)):
+            self._calls.arguments("}")
+            self._calls.ended()
+        self._calls.text("".join(between))
+
+    def _arguments_in_tags(self, types_for: Any, say: Say) -> Reading[bool]:
+        """Whether the call came to its end. `say` hears what stands between tags."""
         form, tag = self._form, self._form.tag
         assert tag is not None, "a form of tags has one"
-        self._calls.arguments("{")
+        ends = tuple(mark for mark in (tag.opens, form.closes, form.section[1]) if mark)
         first = True
         while True:
-            ends = tuple(mark for mark in (tag.opens, form.closes, form.section[1]) if mark)
-            found = yield from self._cursor.until(ends, self._calls.text)
+            found = yield from self._cursor.until(ends, say, lambda: ends)
             if not found:
-                return
+                return False
             if found != tag.opens:
                 if found != form.closes:
                     self._cursor.back(found)
-                break
+                return True
             key: list[str] = []
             if not (yield from self._cursor.until((tag.key_closes,), key.append)):
                 self._calls.arguments("".join(key))
-                return
+                return False
             skipped: list[str] = []
             if tag.value_opens and not (yield from self._cursor.until((tag.value_opens,), skipped.append)):
-                return
+                return False
             name = visible("".join(key)).strip()
             self._calls.arguments(f'{"" if first else ", "}"{in_string(name)}": ')
             first = False
             types = _said_types("".join(skipped)) or types_of(types_for, name)
             if not (yield from self._tag_value(tag, types)):
-                return
-        self._calls.arguments("}")
-        self._calls.ended()
+                return False
 
     def _tag_value(self, tag: TagForm, types: frozenset[str]) -> Reading[bool]:
         char = (yield from self._cursor.next()) if tag.padded else "\n"
@@ -182,12 +189,14 @@ class CallReader:
         ends = (tag.closes, "\n" + tag.closes) if tag.padded else (tag.closes,)
         if types == TEXT:
             self._calls.arguments('"')
-            found = yield from self._cursor.until(ends, lambda text: self._calls.arguments(in_string(visible(text))))
+            found = yield from self._cursor.until(
+                ends, lambda text: self._calls.arguments(in_string(visible(text))), lambda: ends
+            )
             if found:
                 self._calls.arguments('"')
         else:
             value: list[str] = []
-            found = yield from self._cursor.until(ends, value.append)
+            found = yield from self._cursor.until(ends, value.append, lambda: ends)
             text = visible("".join(value))
             self._calls.arguments(argument(text, types) if found else text)
         return bool(found)

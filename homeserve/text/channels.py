@@ -121,7 +121,7 @@ class ChannelsReader:
             self._parts.begin(recipient[1])
             first = yield from self._cursor.past_space()
             self._cursor.back(first)
-            mark = yield from self._cursor.until(self._ends, self._parts.arguments)
+            mark = yield from self._cursor.until(self._ends, self._parts.arguments, lambda: self._ends)
             if mark:
                 self._parts.ended()
             return mark

@@ -63,9 +63,12 @@ class Cursor:
                 say(char)
         return char
 
-    def until(self, marks: tuple[str, ...], say: Say) -> Reading[str]:
+    def until(
+        self, marks: tuple[str, ...], say: Say, closing: Callable[[], tuple[str, ...]] | None = None
+    ) -> Reading[str]:
         """The first of `marks` that is complete, "" at the end. `say` hears everything before it, as soon as it can be
-        the beginning of none."""
+        the beginning of none. `closing`: those that were to come here; what the text ends with is no text where it
+        begins one of them."""
         plain = _without("".join(mark[0] for mark in marks))
         held = ""
         while True:
@@ -80,7 +83,7 @@ class Cursor:
                 held = held[1:]
             if held in marks:
                 return held
-        if held:
+        if held and not any(mark.startswith(held) for mark in (closing() if closing else ())):
             say(held)
         return ""
 

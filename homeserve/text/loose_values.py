@@ -127,7 +127,7 @@ class LooseValues:
     def _quoted(self, say: Say) -> Reading[bool]:
         """Up to the next `quote`; nothing is escaped in it."""
         say('"')
-        found = yield from self._cursor.until((self._quote,), lambda text: say(in_string(text)))
+        found = yield from self._cursor.until((self._quote,), lambda text: say(in_string(text)), lambda: (self._quote,))
         if found:
             say('"')
         return bool(found)

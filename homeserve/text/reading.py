@@ -10,7 +10,7 @@ Rules, where the formats leave it open:
 - A mark that is a control token counts everywhere; one that is spelled opens a thought only where no text came before,
   since a text may speak of it.
 - A call inside a thought is a call, and the thought goes on behind it. Models do that, and mean it.
-- What only looked like a call is text. What is cut off stays cut off.
+- What only looked like a call is text. What is cut off stays cut off; of a mark that closes a call nothing stays.
 - Nothing is lost but marks and the space around them.
 """
 
@@ -134,7 +134,7 @@ class _Formats:
         while True:
             if self._form is not None and not self._form.opens and not self._parts.said:
                 yield from self._bare_call()
-            mark = yield from self._cursor.until(self._text_marks(), self._parts.text)
+            mark = yield from self._cursor.until(self._text_marks(), self._parts.text, self._due)
             if not mark:
                 break
             if mark == self._thought[0]:
@@ -155,14 +155,21 @@ class _Formats:
         form = self._form
         if form is None:
             return ()
-        owed = (form.closes, form.section[1]) if self._owed else ()
-        return (form.opens, form.section[0], *owed)
+        return (form.opens, form.section[0], *self._closing())
+
+    def _closing(self) -> tuple[str, ...]:
+        """Marks that close calls that were read."""
+        return (self._form.closes, self._form.section[1]) if self._form is not None and self._owed else ()
+
+    def _due(self) -> tuple[str, ...]:
+        """Those of them that nothing but space stands before."""
+        return () if self._parts.said else self._closing()
 
     def _read_thought(self) -> Reading[None]:
         self._parts.turn_to(PartKind.THOUGHT)
         while True:
             marks = tuple(mark for mark in (self._thought[1], *self._call_marks()) if mark)
-            mark = yield from self._cursor.until(marks, self._parts.text)
+            mark = yield from self._cursor.until(marks, self._parts.text, self._due)
             if not mark:
                 return  # cut off: it ends inside the thought
             if mark == self._thought[1]:
