@@ -14,6 +14,7 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -44,6 +45,9 @@ class Row:
     errors: int
     refused: int
     tier: str
+    commit: str
+    """What was run; with `+` where files were changed since."""
+    day: str
 
 
 @pytest.fixture(scope="session")
@@ -70,9 +74,18 @@ def answers(server: Run) -> Counter[int]:
     return Counter({int(status): int(float(count)) for status, count in _COUNT.findall(text)})
 
 
+@pytest.fixture(scope="session")
+def commit() -> str:
+    """The commit of this checkout; "unknown" where it is none (an unpacked archive)."""
+    asked = ("git", "describe", "--always", "--exclude=*", "--dirty=+")
+    told = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
+    return told.stdout.strip() if told.returncode == 0 else "unknown"
+
+
 @pytest.fixture
-def visit(server: Run) -> Callable[..., Row]:
-    """`visit(tool, version, argv, ...)`: the row of a client that was run and did not fail."""
+def visit(request: pytest.FixtureRequest, server: Run, commit: str) -> Callable[..., Row]:
+    """`visit(tool, version, argv, ...)`: the row of a client that was run and did not fail. Its tier is `TIER` of the
+    test's module."""
 
     def run(
         tool: str,
@@ -109,8 +122,9 @@ def visit(server: Run) -> Callable[..., Row]:
             refused = told[404]
         wrong = sum(count for status, count in told.items() if status >= 400) - refused
         command = (shown or " ".join(argv)).replace(server.url, "URL").replace(str(HERE), "tests/clients")
-        tier = os.environ.get("HOMESERVE_TEST_TIER") or "full"
-        row = Row(tool, version, command, done.returncode, told.total(), max(0, wrong), refused, tier)
+        tier: str = request.module.TIER
+        day = time.strftime("%Y-%m-%d", time.gmtime())
+        row = Row(tool, version, command, done.returncode, told.total(), max(0, wrong), refused, tier, commit, day)
         _keep(row)
         assert done.returncode == 0, (row, done.stdout[-2000:], done.stderr[-4000:])
         assert told.total() >= least, row

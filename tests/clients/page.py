@@ -1,18 +1,16 @@
 """Writes docs/verification/clients.md from the rows of the last runs (build/clients/rows.json).
 
-    scripts/test slow            # or: full, for those of CI
+    HOMESERVE_TEST_TIER=slow pytest tests/clients      # without the variable: those of CI alone
     python3 tests/clients/page.py
 
-A tool that has not run on this checkout keeps no row.
+A tool that has not run on this checkout keeps no row, and all rows are of one commit.
 """
 
 from __future__ import annotations
 
 import json
 import platform
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,15 +27,16 @@ counts the others (a model that is not here, for example). Commands are as in `t
 
 def main() -> int:
     if not ROWS.exists():
-        print(f"{ROWS} is missing: run scripts/test first", file=sys.stderr)
+        print(f"{ROWS} is missing: run the tests of clients first", file=sys.stderr)
         return 1
     rows = json.loads(ROWS.read_text())
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    runs = {(row["day"], row["commit"]) for row in rows}
+    if len({commit for _, commit in runs}) != 1:
+        print(f"rows of several commits: {sorted(runs)}; remove {ROWS} and run all again", file=sys.stderr)
+        return 1
+    day, commit = max(runs)
     lines = [
-        HEAD + f"{time.strftime('%Y-%m-%d', time.gmtime())}, commit {commit.stdout.strip()}, {platform.machine()},"
-        f" Python {platform.python_version()}.\n",
+        HEAD + f"{day}, commit {commit}, {platform.machine()}, Python {platform.python_version()}.\n",
         "| tool | version | tier | command | exit code | requests | errors | provoked |",
         "|---|---|---|---|---:|---:|---:|---:|",
     ]

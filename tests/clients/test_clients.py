@@ -12,6 +12,7 @@ import pytest
 
 SCRIPTS = Path(__file__).parent / "scripts"
 MODEL = "smollm2"
+TIER = "full"
 pytestmark = pytest.mark.timeout(900)
 
 

@@ -29,6 +29,7 @@ HERE = Path(__file__).parent
 BUILD = HERE.parents[1] / "build" / "clients"
 REQUIREMENTS = HERE / "requirements-slow.txt"
 MODEL = "smollm2"
+TIER = "slow"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_COLOR": "1", "TERM": "dumb"}
 pytestmark = [
     pytest.mark.timeout(1800),
