@@ -12,7 +12,7 @@ import msgspec
 from homeserve.errors import InvalidField
 from homeserve.server.bodies import depth_of
 from homeserve.server.chat_call import ChoiceOfTool, Tool, Tools
-from homeserve.server.fields import DEPTH_LIMIT, ChatRequest, Message, ToolCall
+from homeserve.server.fields import DEPTH_LIMIT, TOOLS_LIMIT, ChatRequest, Message, ToolCall
 
 NAME = re.compile(r"[\w.:/-]{1,128}")
 """Of a tool."""
@@ -133,11 +133,13 @@ def _allowed(offered: tuple[Tool, ...], allowed: Any, *, parallel: bool) -> Tool
     if not isinstance(allowed, dict) or allowed.get("mode", "auto") not in ("auto", "required"):
         raise InvalidField(at, 'is {"mode": "auto" or "required", "tools": […]}')
     entries = allowed.get("tools")
-    names = set()
-    for i, entry in enumerate(entries if isinstance(entries, list) else ()):
+    if not isinstance(entries, list) or len(entries) > TOOLS_LIMIT:
+        raise InvalidField(f"{at}.tools", f"is a list of at most {TOOLS_LIMIT} tools")
+    known, names = {tool.name for tool in offered}, set()
+    for i, entry in enumerate(entries):
         function = entry.get("function") if isinstance(entry, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
-        if name not in {tool.name for tool in offered}:
+        if not isinstance(name, str) or name not in known:
             raise InvalidField(f"{at}.tools[{i}]", f"{name!r} is the name of none of the tools")
         names.add(name)
     some = tuple(tool for tool in offered if tool.name in names)

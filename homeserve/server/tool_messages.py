@@ -13,11 +13,10 @@ Most templates write calls and results themselves. What is left to do:
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import re
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -141,20 +140,31 @@ async def _takes_system_messages(templates: TemplateHost) -> bool:
 def _one_at_a_time(messages: list[Message]) -> list[Message]:
     """A message of several calls as one for each, with its result behind it."""
     made: list[Message] = []
-    results: list[Message] = []  # that were put behind their calls
-    for at, message in enumerate(messages):
-        calls = message.tool_calls or []
-        if len(calls) < 2:
-            made += [message] if message not in results else []
+    at = 0
+    while at < len(messages):
+        message, at = messages[at], at + 1
+        if len(message.tool_calls or ()) < 2:
+            made.append(message)
             continue
-        behind = itertools.takewhile(lambda other: other.role in _RESULT_ROLES, messages[at + 1 :])
-        results = list(behind)
-        for number, call in enumerate(calls):
-            said = {} if number == 0 else {"content": None, "reasoning_content": None, "reasoning": None}
-            made.append(msgspec.structs.replace(message, tool_calls=[call], **said))
-            made += [result for result in results if result.tool_call_id == call.id]
-        results = [result for result in results if result.tool_call_id in {call.id for call in calls}]
+        end = at
+        while end < len(messages) and messages[end].role in _RESULT_ROLES:
+            end += 1
+        made += _with_results(message, messages[at:end])
+        at = end
     return made
+
+
+def _with_results(message: Message, results: list[Message]) -> Iterator[Message]:
+    """The calls of a message, each with what came of it behind it; then results that are of none of them."""
+    of_call: dict[str | None, list[Message]] = {}
+    for result in results:
+        of_call.setdefault(result.tool_call_id, []).append(result)
+    for number, call in enumerate(message.tool_calls or ()):
+        said = {} if number == 0 else {"content": None, "reasoning_content": None, "reasoning": None}
+        yield msgspec.structs.replace(message, tool_calls=[call], **said)
+        yield from of_call.pop(call.id, ())
+    for left in of_call.values():
+        yield from left
 
 
 def _with_names(messages: list[Message]) -> list[Message]:

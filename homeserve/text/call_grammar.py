@@ -172,7 +172,7 @@ class _Calls:
         line = "nl?" if tag.padded else ""
         closes = self._rules.written(tag.closes)
         if values and types == TEXT:
-            bare = self._rules.one_of(f"{rule}_enum", (self._rules.written(value) for value in values))
+            bare = self._rules.one_of(f"{rule}_enum", (_quoted(value) for value in values))
             return f"{line} {bare} {line} {closes}", True
         if types == TEXT or (("string" in types or not types) and not tag.says_type):
             pattern = f"/{texts(schema)}/" if types == TEXT else ANY_TEXT

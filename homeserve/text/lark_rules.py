@@ -55,11 +55,13 @@ class LarkRules:
         return found is not None
 
     def through(self, mark: str, pattern: str = ANY_TEXT) -> str:
-        """Text that fits `pattern` up to the first `mark`, and the mark."""
-        if self.begins_with_token(mark):
-            return f"{self.rule('text', pattern)} {self.written(mark)}"
-        assert self.written(mark) == json.dumps(mark, ensure_ascii=False), "a token within a spelled mark"
-        return self.rule("until", f"{pattern} {self.written(mark)}", "[lazy]")
+        """Text that fits `pattern`, written /so/, up to the first `mark`, and the mark."""
+        token = self._names.search(mark) if self._names else None
+        if token is None:
+            return self.rule("until", f"{pattern} {self.written(mark)}", "[lazy]")
+        # No text has the token, so the text ends before it, with what of the mark is spelled there.
+        spelled = re.escape(mark[: token.start()]).replace("/", r"\/")
+        return f"{self.rule('text', f'{pattern[:-1]}{spelled}/')} {self.written(mark[token.start() :])}"
 
     def schema(self, schema: Any) -> str:
         return f"%json {json.dumps(schema, ensure_ascii=False)}"

@@ -82,7 +82,8 @@ class LooseGrammar:
 
     def _constant(self, value: Any) -> str:
         if isinstance(value, str):
-            return self._rules.written(f"{self._quote}{value}{self._quote}")
+            quote = self._rules.written(self._quote)
+            return f"{quote} {json.dumps(value, ensure_ascii=False)} {quote}"
         return json.dumps(json.dumps(value, ensure_ascii=False), ensure_ascii=False)
 
     def _referred(self, pointer: str) -> str:

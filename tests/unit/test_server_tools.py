@@ -102,6 +102,10 @@ def test_functions_are_tools_of_an_older_form() -> None:
             {"tools": [F], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": [G]}}},
             "tool_choice.allowed_tools.tools[0]",
         ),
+        (
+            {"tools": [F], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": [F] * 129}}},
+            "tool_choice.allowed_tools.tools",
+        ),
         ({"functions": [{"name": "f"}, {"name": "f"}]}, "functions[1].name"),
         ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call.name"),
         ({"functions": [{"name": "f"}], "function_call": "f"}, "function_call"),
@@ -479,4 +483,20 @@ async def test_a_template_of_single_calls_gets_them_one_by_one() -> None:
         ("tool", "r1", [], "id1"),
         ("user", "hi", [], None),
         ("assistant", "so", [], None),
+    ]
+
+
+async def test_a_result_like_an_earlier_one_is_not_lost() -> None:
+    """Many clients number the calls of each turn from the beginning."""
+
+    def turn(*ids: str) -> list[Message]:
+        calls = [ToolCall(id=id, function=FunctionCall(name="f", arguments="{}")) for id in ids]
+        results = [Message(role="tool", tool_call_id=id, content="ok", name="f") for id in ids]
+        return [Message(role="assistant", tool_calls=calls), *results]
+
+    made = await written(FORMS["bare-json"], [*turn("0", "1"), *turn("0"), *turn("0", "1")])
+    assert [message.tool_call_id or message.role for message in made] == [
+        *("assistant", "0", "assistant", "1"),
+        *("assistant", "0"),
+        *("assistant", "0", "assistant", "1"),
     ]

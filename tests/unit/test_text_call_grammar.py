@@ -68,6 +68,7 @@ def control_texts(form: CallForm) -> tuple[str, ...]:
     made = [mark for mark in marks_in(form) if mark.startswith("<|") and mark.endswith("|>")]
     made += [mark for mark in form.marks if mark in ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")]
     made += ["<|tool_call>", "<tool_call|>"] if form.name == "call-braces" else []
+    made += ["｜DSML｜"] if form.name.startswith("dsml") else []  # within marks, behind what is spelled
     return tuple(dict.fromkeys(made))
 
 
@@ -257,3 +258,10 @@ def test_an_unknown_name_and_a_wrong_type_cannot_be_written() -> None:
 def test_marks_are_written_by_their_tokens() -> None:
     grammar = calls_grammar(GENERIC, TOOLS, parallel=True, text=True, special={"<tool_call>": 7, "</tool_call>": 8})
     assert "<[7]>" in grammar and "<[8]>" in grammar and '"<tool_call>"' not in grammar
+
+
+def test_values_that_spell_a_control_token_are_text() -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["<|im_end|>"]}}, "required": ["a"]}
+    for name in ("function-tags", "call-braces", "tagged-json"):
+        grammar = calls_grammar(FORMS[name], [("f", schema)], parallel=True, text=False, special={"<|im_end|>": 7})
+        assert "<|im_end|>" in grammar and "<[7]>" not in grammar
