@@ -97,6 +97,8 @@ class Where:
 
     messages: str = "messages"
     tools: str = "tools"
+    parameters: str = "function.parameters"
+    """Of a tool: its schema."""
     tool_choice: str = "tool_choice"
     max_tokens: str = "max_tokens"
 

@@ -46,13 +46,11 @@ async def guide_of(served: Served, call: ChatCall, prompt: Prompt) -> Guide | No
     constraint = _one_constraint(call)
     dialect = served.dialect
     calls = _calls(call.tools, dialect.call, constrained=constraint is not None)
-    if calls is not None and not calls.free and call.tools.choice is not ChoiceOfTool.AUTO:
-        constraint = None
     grammar = ""
     if constraint is not None or calls is not None:
-        check = _check(constraint, calls, in_channels=_in_channels(dialect))
+        check = _check(constraint, calls, in_channels=dialect.in_channels)
         where = constraint.where if constraint is not None else call.where.tools
-        grammar = await served.grammars.check(check, where, call.where.tools)
+        grammar = await served.grammars.check(check, where, call.where.tools, call.where.parameters)
     ends = guide_ends(served.tokenizer, call.fields, served.bounds.vocab)
     in_thought = dialect.starts_in_thought(prompt.text or "")
     return make_guide(grammar, ends, dialect, call.reasoning, in_thought, served.tokenizer)
@@ -105,12 +103,14 @@ def guide_ends(tokenizer: Tokenizer, fields: Common, vocab: int) -> list[int]:
 
 
 def _one_constraint(call: ChatCall) -> Constraint | None:
-    """That of the route's own fields, or of the fields that all routes have. Raises InvalidField for both."""
+    """That of the route's own fields, or of the fields that all routes have; None where a call has to be made, which
+    leaves it aside. Raises InvalidField for both."""
     said = constraint_of(call.fields)
     if said is not None and call.constraint is not None:
         what = f"says what the answer has to be, and {call.constraint.where} does so too: give one"
         raise InvalidField(said.where, what)
-    return call.constraint or said
+    must_call = call.tools.callable and call.tools.choice is not ChoiceOfTool.AUTO
+    return None if must_call else call.constraint or said
 
 
 def _check(constraint: Constraint | None, calls: Calls | None, *, in_channels: bool) -> Check:
@@ -118,10 +118,6 @@ def _check(constraint: Constraint | None, calls: Calls | None, *, in_channels: b
         return Check(calls=calls, in_channels=in_channels)
     value = _ANY_OBJECT if constraint.kind is ConstraintKind.JSON_OBJECT else constraint.value
     return Check(constraint.kind.value, value, constraint.strict, calls, in_channels)
-
-
-def _in_channels(dialect: Dialect) -> bool:
-    return dialect.thought is not None and dialect.thought.name == "channels"
 
 
 def _calls(tools: Tools, form: CallForm | None, *, constrained: bool) -> Calls | None:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 
 from homeserve.errors import InvalidField
 from homeserve.server.bodies import depth_of
-from homeserve.server.chat_call import ChatCall, ChoiceOfTool, Constraint, Reasoning, Tool, Tools
+from homeserve.server.chat_call import ChatCall, ChoiceOfTool, Constraint, Reasoning, Tool, Tools, Where
 from homeserve.server.chat_tools import NAME, NAME_RULE
 from homeserve.server.constraints import schema_constraint
 from homeserve.server.fields import DEPTH_LIMIT, Common, FunctionCall, Message, ToolCall
@@ -43,6 +43,7 @@ from homeserve.server.messages_fields import (
 from homeserve.server.reasoning import told_effort
 
 TellIgnored = Callable[[str, str], None]
+_WHERE = Where(parameters="input_schema")
 """Takes what is ignored: its kind, its name."""
 
 _BILLING = re.compile(r"(?:x-anthropic-[\w-]+:[^\n]*(?:\n|\Z))+", re.IGNORECASE)
@@ -71,6 +72,7 @@ def message_call(fields: CountTokensRequest, tell_ignored: TellIgnored) -> ChatC
         max_tokens=fields.max_tokens if isinstance(fields, MessagesRequest) else None,
         add_generation_prompt=not continued,
         continue_last=continued,
+        where=_WHERE,
     )
 
 

@@ -35,7 +35,7 @@ from homeserve.server.responses_fields import (
 from homeserve.server.responses_items import hollow_types, messages_of
 
 Fields = ResponsesRequest | InputTokensRequest
-_WHERE = Where(messages="input", max_tokens="max_output_tokens")
+_WHERE = Where(messages="input", max_tokens="max_output_tokens", parameters="parameters")
 _WORDS = {
     "auto": ChoiceOfTool.AUTO,
     "none": ChoiceOfTool.NONE,

@@ -52,9 +52,10 @@ Entry = dict[str, Any]
 class Refused(Exception):
     """Why there is no grammar."""
 
-    def __init__(self, what: str, *, unsatisfiable: bool = False, of_calls: bool = False) -> None:
+    def __init__(self, what: str, *, unsatisfiable: bool = False, of_calls: bool = False, function: str = "") -> None:
         self.unsatisfiable = unsatisfiable
         self.of_calls = of_calls
+        self.function = function
         super().__init__(what)
 
 
@@ -104,7 +105,10 @@ class Compiler:
             return self._checked(asked)
         except Refused as error:
             return Checked(
-                error=str(error)[:ERROR_CHARS_MAX], unsatisfiable=error.unsatisfiable, of_calls=error.of_calls
+                error=str(error)[:ERROR_CHARS_MAX],
+                unsatisfiable=error.unsatisfiable,
+                of_calls=error.of_calls,
+                function=error.function,
             )
         except RecursionError:
             return Checked(error="is nested too deeply")
@@ -196,13 +200,14 @@ class Compiler:
 
         form = {each.name: each for each in CALLS}.get(calls.form, GENERIC)
         tools = []
-        for i, function in enumerate(calls.functions):
+        for function in calls.functions:
             schema: Schema = {"type": "object"} if function.parameters is None else function.parameters
             try:
                 self._check_schema(schema, function.strict)
             except Refused as error:
-                what = f"[{i}].function.parameters: {error}"
-                raise Refused(what, unsatisfiable=error.unsatisfiable, of_calls=True) from None
+                raise Refused(
+                    str(error), unsatisfiable=error.unsatisfiable, of_calls=True, function=function.name
+                ) from None
             tools.append((function.name, prepared(schema, strict=function.strict)))
         lark = calls_grammar(form, tools, parallel=calls.parallel, text=calls.free, special=self._special)
         return {"lark_grammar": lark}

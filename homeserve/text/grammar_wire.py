@@ -76,10 +76,13 @@ class Check(msgspec.Struct, omit_defaults=True):
 
 class Checked(msgspec.Struct, omit_defaults=True):
     """`grammar` as llguidance's compiler takes it, or `error`: why there is none. `unsatisfiable`: because nothing
-    could ever fit. `of_calls`: the error is about the tools. `ignored`: keywords that are not enforced."""
+    could ever fit. `of_calls`: the error is about the tools, and about the schema of `function` if it is named.
+    `ignored`: keywords that are not enforced. `broke`: what went wrong in the check itself, for the log."""
 
     grammar: str = ""
     error: str = ""
     unsatisfiable: bool = False
     of_calls: bool = False
+    function: str = ""
+    broke: str = ""
     ignored: list[str] = []

@@ -7,14 +7,17 @@ with bounds (`homeserve.text.helper_child`); what a rank gets has been through h
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable
 
 import msgspec
 
 from homeserve.text.grammar_compile import Compiler
-from homeserve.text.grammar_wire import Check, Setup
+from homeserve.text.grammar_wire import Check, Checked, Setup
 from homeserve.text.helper_child import serve
 from homeserve.text.helper_wire import frame
+
+BROKE_CHARS_MAX = 400
 
 
 def main() -> int:
@@ -24,7 +27,17 @@ def main() -> int:
 
 def _answers(setup: Setup) -> Callable[[bytes], bytes]:
     compiler = Compiler(setup.vocab, setup.special)
-    return lambda body: frame(compiler.check(msgspec.json.decode(body, type=Check)))
+    return lambda body: frame(checked(compiler, msgspec.json.decode(body, type=Check)))
+
+
+def checked(compiler: Compiler, asked: Check) -> Checked:
+    """A fault of ours is told to the server, which has a log."""
+    try:
+        return compiler.check(asked)
+    except Exception as error:  # noqa: BLE001  the edge of the process
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        said = traceback.format_exception_only(error)[-1].strip()
+        return Checked(broke=f"{said[:BROKE_CHARS_MAX]} ({last.name}, line {last.lineno})")
 
 
 if __name__ == "__main__":

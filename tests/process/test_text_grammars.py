@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,9 +16,23 @@ from typing import Any
 import psutil
 import pytest
 
-from homeserve.errors import InvalidField, SchemaUnsatisfiable, WorkerStartError
-from homeserve.text.grammar_wire import CHOICE, GBNF, GRAMMAR_BYTES_LIMIT, JSON_SCHEMA, LARK, REGEX, Check
+from homeserve.errors import InvalidField, QueueFull, SchemaUnsatisfiable, WorkerStartError
+from homeserve.text.grammar_compile import Compiler
+from homeserve.text.grammar_wire import (
+    CHOICE,
+    GBNF,
+    GRAMMAR_BYTES_LIMIT,
+    JSON_SCHEMA,
+    LARK,
+    REGEX,
+    Calls,
+    Check,
+    Checked,
+    Function,
+)
+from homeserve.text.grammar_worker import checked
 from homeserve.text.grammars import REQUEST_BYTES_LIMIT, GrammarHost, GrammarLimits
+from homeserve.text.helper_process import HelperEnded
 
 VOCAB = 1000
 SPECIAL = {1: "<|im_start|>", 2: "<|im_end|>", 999: "<|x|>"}
@@ -25,8 +40,10 @@ FINE = Check(REGEX, "[0-9]+")
 
 
 @asynccontextmanager
-async def host(limits: GrammarLimits | None = None) -> AsyncIterator[GrammarHost]:
-    made = GrammarHost(limits)
+async def host(
+    limits: GrammarLimits | None = None, clock: Callable[[], float] = time.monotonic
+) -> AsyncIterator[GrammarHost]:
+    made = GrammarHost(limits, clock)
     made.configure(VOCAB, SPECIAL)
     try:
         yield made
@@ -179,7 +196,7 @@ def test_hostile_grammars_cost_their_own_request_alone(case: str) -> None:
 
 def test_a_check_that_takes_too_long_ends_and_the_loop_is_free_meanwhile() -> None:
     async def body() -> None:
-        async with host(GrammarLimits(check_s=0.3)) as made:
+        async with host(GrammarLimits(check_s=0.3), lambda: now[0]) as made:
             await made.check(FINE, "x")
             pid = made.pid
             assert pid is not None
@@ -192,33 +209,189 @@ def test_a_check_that_takes_too_long_ends_and_the_loop_is_free_meanwhile() -> No
             with pytest.raises(InvalidField, match="guided_regex: took longer than 0.3 s"):
                 await check
             assert turns > 100 and not psutil.pid_exists(pid)
-            assert await made.check(Check(REGEX, "b"), "x"), "and what was slow once is tried again"
+            with pytest.raises(InvalidField, match="x: took longer"):
+                await made.check(Check(REGEX, "b"), "x")
+            assert made.pid is None, "and is refused unseen for a while"
+            now[0] += made._limits.refused_s
+            assert await made.check(Check(REGEX, "b"), "x"), "and then tried again"
             assert made.pid not in (None, pid)
 
+    now = [0.0]
     run(body)
 
 
-def test_a_helper_that_is_killed_in_the_middle_fails_one_check() -> None:
+async def kill_in_the_middle(made: GrammarHost) -> None:
+    """The helper, while it is at a check."""
+    pid = made.pid
+    assert pid is not None
+    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+        await asyncio.sleep(0)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    os.kill(pid, signal.SIGKILL)
+    while made.pid == pid:
+        await asyncio.sleep(0)
+
+
+def test_a_helper_that_is_killed_in_the_middle_fails_no_check() -> None:
+    """It may be none of the grammar's doing: another helper is asked."""
+
     async def body() -> None:
         async with host() as made:
             await made.check(FINE, "x")
-            pid = made.pid
-            assert pid is not None
-            os.kill(pid, signal.SIGSTOP)
+            os.kill(made.pid or 0, signal.SIGSTOP)
             cut, waiting = (asyncio.create_task(made.check(Check(REGEX, text), "x")) for text in ("c", "d"))
-            while not psutil.Process(pid).status() == psutil.STATUS_STOPPED:
-                await asyncio.sleep(0)
-            for _ in range(100):
-                await asyncio.sleep(0)
-            os.kill(pid, signal.SIGKILL)
-            with pytest.raises(InvalidField, match="broke the process"):
-                await cut
-            assert await waiting, "who waited for a turn gets a new helper"
+            await kill_in_the_middle(made)
+            assert await cut and await waiting
 
     run(body)
 
 
-def test_a_helper_that_died_between_two_checks_fails_none() -> None:
+def test_a_grammar_that_ends_two_helpers_is_refused_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[bytes]()
+    now = [0.0]
+
+    async def body() -> None:
+        async with host(clock=lambda: now[0]) as made:
+            ask = made._helper.ask
+
+            async def ends(request: bytes, kind: type[Any], seconds: float) -> Any:
+                asked.append(request)
+                if b'"deadly"' in request:
+                    raise HelperEnded("EOFError")
+                return await ask(request, kind, seconds)
+
+            monkeypatch.setattr(made._helper, "ask", ends)
+            for _ in range(3):
+                with pytest.raises(InvalidField, match="guided_regex: broke the process that checks it"):
+                    await made.check(Check(REGEX, "deadly"), "guided_regex")
+            assert len(asked) == 2, "once, and once more with another helper; then it is known"
+            assert await made.check(FINE, "x")
+            now[0] += made._limits.refused_s
+            with pytest.raises(InvalidField, match="broke the process"):
+                await made.check(Check(REGEX, "deadly"), "x")
+            assert len(asked) == 5
+
+    run(body)
+
+
+def test_those_who_come_with_one_grammar_have_it_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        asked = list[bytes]()
+        async with host() as made:
+            ask = made._helper.ask
+
+            async def counted(request: bytes, kind: type[Any], seconds: float) -> Any:
+                asked.append(request)
+                return await ask(request, kind, seconds)
+
+            monkeypatch.setattr(made._helper, "ask", counted)
+            found = await asyncio.gather(*(made.check(Check(REGEX, "once"), "x") for _ in range(50)))
+            assert len(set(found)) == 1 and len(asked) == 1
+            refused = await asyncio.gather(
+                *(made.check(Check(REGEX, "("), "x") for _ in range(50)), return_exceptions=True
+            )
+            assert all(isinstance(each, InvalidField) for each in refused) and len(asked) == 2
+            assert not made._checking
+
+    run(body)
+
+
+def test_one_who_leaves_lets_the_next_with_the_same_grammar_have_it_checked() -> None:
+    async def body() -> None:
+        async with host() as made:
+            await made.check(FINE, "x")
+            os.kill(made.pid or 0, signal.SIGSTOP)
+            leaving, staying = (asyncio.create_task(made.check(Check(REGEX, "same"), "x")) for _ in range(2))
+            for _ in range(100):
+                await asyncio.sleep(0)
+            leaving.cancel()
+            assert "/same/" in await staying and not made._checking
+
+    run(body)
+
+
+def test_checks_that_wait_are_few_and_the_others_are_told_to_come_again() -> None:
+    async def body() -> None:
+        async with host(GrammarLimits(waiting=3)) as made:
+            await made.check(FINE, "x")
+            pid = made.pid or 0
+            os.kill(pid, signal.SIGSTOP)
+            waiting = [asyncio.create_task(made.check(Check(REGEX, text), "x")) for text in "abc"]
+            await asyncio.sleep(0)
+            with pytest.raises(QueueFull) as full:
+                await made.check(Check(REGEX, "d"), "x")
+            assert (full.value.status, full.value.retry_after_s) == (429, 5) and "3 grammars" in str(full.value)
+            assert await made.check(FINE, "x"), "what is known waits for nobody"
+            same = asyncio.create_task(made.check(Check(REGEX, "b"), "x"))
+            await asyncio.sleep(0)
+            os.kill(pid, signal.SIGCONT)
+            assert all(await asyncio.gather(*waiting, same)) and await made.check(Check(REGEX, "d"), "x")
+
+    run(body)
+
+
+def test_nobody_waits_long_for_the_checks_of_others() -> None:
+    async def body() -> None:
+        async with host(GrammarLimits(wait_s=0.05)) as made:
+            await made.check(FINE, "x")
+            pid = made.pid or 0
+            os.kill(pid, signal.SIGSTOP)
+            slow = asyncio.create_task(made.check(Check(REGEX, "slow"), "x"))
+            await asyncio.sleep(0)
+            for text in ("other", "slow"):
+                with pytest.raises(QueueFull, match="try again in 5 s"):
+                    await made.check(Check(REGEX, text), "x")
+            os.kill(pid, signal.SIGCONT)
+            assert await slow and await made.check(Check(REGEX, "other"), "x") and not made._checking
+
+    run(body)
+
+
+def test_a_fault_in_the_check_itself_is_logged_with_its_place(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def faulty(self: Compiler, asked: Check) -> Checked:
+        raise AssertionError("a token within a mark")
+
+    monkeypatch.setattr(Compiler, "check", faulty)
+    made_here = checked(Compiler(VOCAB, SPECIAL), FINE)
+    assert made_here.broke.startswith("AssertionError: a token within a mark (faulty, line ")
+
+    async def body() -> None:
+        async with host() as made:
+
+            async def ask(*args: Any) -> Checked:
+                return made_here
+
+            monkeypatch.setattr(made._helper, "ask", ask)
+            with pytest.raises(InvalidField, match="x: broke its check, which is a fault of the server"):
+                await made.check(FINE, "x")
+
+    run(body)
+    assert [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR] == [
+        f"a grammar broke its check: {made_here.broke}"
+    ]
+
+
+def test_what_is_wrong_with_a_tool_names_it_and_the_routes_own_field() -> None:
+    async def body() -> None:
+        async with host() as made:
+            wrong = [Function("fine"), Function("bad", {"properties": {"a": {"type": "nil"}}})]
+            asked = Check(REGEX, "a", calls=Calls("", wrong))
+            with pytest.raises(InvalidField, match="^tools: 'bad', function.parameters: properties.a: Invalid"):
+                await made.check(asked, "regex")
+            with pytest.raises(InvalidField, match="^tools: 'bad', input_schema: properties.a"):
+                await made.check(asked, "regex", "tools", "input_schema")
+            none = Check(calls=Calls("", [Function("never", False)]))
+            with pytest.raises(SchemaUnsatisfiable, match="^tools: 'never', parameters: ") as caught:
+                await made.check(none, "tools", "tools", "parameters")
+            assert caught.value.field == "tools"
+
+    run(body)
+
+
+def test_a_helper_that_died_between_two_checks_fails_none(caplog: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
         async with host() as made:
             await made.check(FINE, "x")
@@ -228,6 +401,7 @@ def test_a_helper_that_died_between_two_checks_fails_none() -> None:
             while not ended(pid):
                 pass  # the loop hears nothing of it
             assert await made.check(Check(REGEX, "b"), "x") and made.pid not in (None, pid)
+            assert not caplog.records, "nor was it asked first"
 
     run(body)
 

@@ -74,7 +74,7 @@ class PlainTemplates:
 class PlainGrammars:
     """Takes every grammar; what it gives is what was asked."""
 
-    async def check(self, asked: Any, where: str, of_calls: str = "tools") -> str:
+    async def check(self, asked: Any, where: str, of_calls: str = "tools", of_parameters: str = "") -> str:
         return msgspec.json.encode(asked).decode()
 
 

@@ -16,7 +16,7 @@ from homeserve.server.bounds import Bounds
 from homeserve.server.chat_ask import told_template
 from homeserve.server.chat_call import ChatCall, ChoiceOfTool, Constraint, ConstraintKind, Reasoning, Tool, Tools, Where
 from homeserve.server.fields import ChatRequest, Common, CompletionRequest
-from homeserve.server.guides import completion_guide, guide_of
+from homeserve.server.guides import completion_guide, guide_of, guiding_field
 from homeserve.server.openai import chat_call
 from homeserve.server.parts import Served
 from homeserve.server.prompts import Prompt
@@ -47,9 +47,11 @@ class Grammars:
 
     def __init__(self) -> None:
         self.asked: list[tuple[Check, str, str]] = []
+        self.of_parameters = ""
 
-    async def check(self, asked: Check, where: str, of_calls: str = "tools") -> str:
+    async def check(self, asked: Check, where: str, of_calls: str = "tools", of_parameters: str = "") -> str:
         self.asked.append((asked, where, of_calls))
+        self.of_parameters = of_parameters
         return "checked"
 
 
@@ -190,6 +192,21 @@ async def test_calls_that_must_be_made_are_all_there_is() -> None:
     _, grammars = await guide(call(tools=Tools((LOOSE, STRICT), ChoiceOfTool.ONE, "g")))
     assert (one := grammars.asked[0][0].calls) is not None
     assert (one.functions, one.free, one.parallel, one.form) == (FUNCTIONS[1:], False, False, "")
+
+
+async def test_what_fails_is_blamed_on_what_made_the_grammar() -> None:
+    both = call(tools=Tools((LOOSE,)), constraint=REGEX)
+    assert guiding_field(both) == "regex"
+    for tools in (Tools((LOOSE,), ChoiceOfTool.REQUIRED), Tools((LOOSE,), ChoiceOfTool.ONE, "f")):
+        assert guiding_field(call(tools=tools, constraint=REGEX)) == "tools", "the constraint does not count"
+    assert guiding_field(call(tools=Tools((LOOSE,), ChoiceOfTool.NONE), constraint=REGEX)) == "regex"
+    assert guiding_field(call(tools=Tools((), ChoiceOfTool.REQUIRED), constraint=REGEX)) == "regex"
+
+
+async def test_a_tools_schema_is_called_as_the_route_calls_it() -> None:
+    for where, called in ((Where(), "function.parameters"), (Where(parameters="input_schema"), "input_schema")):
+        _, grammars = await guide(call(tools=Tools((STRICT,)), where=where))
+        assert grammars.of_parameters == called
 
 
 async def test_calls_that_may_be_made() -> None:
