@@ -1,5 +1,5 @@
 """What homeserve's own processes hold on the host, line by line: the weights as the CPU keeps them, the buffers of a
-plan, the plan log, and the three kinds of processes.
+plan, the plan log, the processes, and what comes with the first guided answer.
 
 Two sorts of numbers. What the CPU backend maps is *computed*: its arena and its buffers are sums over widths, and the
 formulas here are the ones that the recorder uses, so they are right to the byte (the kernel rounds a mapping up to a
@@ -8,6 +8,9 @@ number for each token of the vocabulary, because a tokenizer keeps every token s
 
 Shared pages of libraries are counted by share (Pss): three processes of one interpreter hold one copy of its code. So a
 constant is what a process adds on a box that runs nothing else of this Python; beside other Pythons it adds less.
+
+What comes with the first guided answer is in every plan: any request may be that one, and a plan is a proof. Nobody is
+asked at the start whether there will be any, and a server whose memory is full would die by its first JSON schema.
 
 The names below are the names of ledger lines; what is measured after the start (`homeserve.measure`) bears the same.
 
@@ -28,6 +31,10 @@ WORKSPACE = "workspace"
 ENGINE_PROCESS = "engine process"
 WORKER_PROCESSES = "worker processes"
 TEMPLATE_PROCESS = "template process"
+VOCABULARY = "vocabulary"
+"""What the rank that draws reads at its first guided answer or DRY breaker, and keeps."""
+GRAMMAR_PROCESS = "grammar process"
+"""It checks grammars; started with the first."""
 PLAN_LOG = "plan log"
 ACTS = "acts"
 """Shared memory through which ranks exchange rows and tokens."""
@@ -61,6 +68,17 @@ _ENGINE_PER_TOKEN = 620
 _WORKER_BASE = 27 * MIB
 _WORKER_THREAD = MIB // 32
 _TEMPLATE_BASE = 14 * MIB + MIB // 2
+# Of the vocabulary the worst moment counts, which is while it is read, a second or two. Resident memory of a worker
+# beside what it had before, at that moment and afterwards (two libraries of code are 14 MiB of either):
+#   tokens     32 000   49 152   128 256   151 936   262 144   262 144
+#   merges    rebuilt   48 900   280 147   151 387   514 906   rebuilt, from the cache
+#   reading      50.7     43.9     151.9     131.8     267.2   370.9 MiB
+#   afterwards   45.7     42.7      96.3     103.6     179.0   200.7
+# A plan knows tokens, and neither merges nor how they come: the worst of them binds.
+_VOCABULARY_BASE = 20 * MIB
+_VOCABULARY_PER_TOKEN = 1440
+# 15 to 25 MiB, by how much of the libraries' code others share.
+_GRAMMAR_BASE = 26 * MIB
 
 _FLOAT = 4
 _LANES = 16
@@ -96,6 +114,16 @@ def worker_bytes(backend: str, threads: int = 1) -> int:
 def template_bytes() -> int:
     """The helper process that renders chat templates."""
     return _TEMPLATE_BASE
+
+
+def vocabulary_bytes(shape: ModelShape) -> int:
+    """What a rank may take to know how `shape.vocab` tokens are spelled: spellings, a tokenizer, llguidance's tries."""
+    return _VOCABULARY_BASE + _VOCABULARY_PER_TOKEN * shape.vocab
+
+
+def grammar_bytes() -> int:
+    """The helper process that checks grammars, between two checks."""
+    return _GRAMMAR_BASE
 
 
 def plan_log_bytes(

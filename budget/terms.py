@@ -325,6 +325,7 @@ def _host(job: Job, option: Option, ceilings: Ceilings) -> Iterable[Term]:
     yield Term(cpu, host_lines.WORKER_PROCESSES, workers, ALWAYS, "reserve" if cards else "measured", note)
     templates = host_lines.template_bytes()
     yield Term(cpu, host_lines.TEMPLATE_PROCESS, templates, ALWAYS, "measured", "renders chat templates")
+    yield from _guided(job, cpu)
     groups = 1 + len(job.shape.windows)
     alike = like_cpu(job, option)
     flying = max(plans_in_flight(ranks, layout) for layout in option.layouts) if alike else 2
@@ -357,6 +358,13 @@ def _host(job: Job, option: Option, ceilings: Ceilings) -> Iterable[Term]:
     if job.checkpoints and not alike:
         kept, note = job.checkpoints * job.state_bytes, f"{job.checkpoints}, of the prefix cache"
         yield Term(cpu, "state checkpoints", kept, ALWAYS, "computed", note)
+
+
+def _guided(job: Job, cpu: int) -> Iterable[Term]:
+    """What comes with the first answer that has to fit a grammar, or whose repetitions break at a text."""
+    vocabulary, process = host_lines.vocabulary_bytes(job.shape), host_lines.grammar_bytes()
+    yield Term(cpu, host_lines.VOCABULARY, vocabulary, ALWAYS, "measured", "from the first guided answer on")
+    yield Term(cpu, host_lines.GRAMMAR_PROCESS, process, ALWAYS, "measured", "from the first grammar on")
 
 
 def _copy(job: Job, cpu: int, *, alike: bool) -> Iterable[Term]:

@@ -1,8 +1,8 @@
 """What the running server really holds, line by line: the other column of the budget.
 
-A number here is read, never the difference of two others. A line of a program is a mapping of its own in the worker
-(`backends.base.MemoryRegion`), found in /proc/PID/smaps by its address; what is resident of it is the line. A process
-is the sum of the mappings that no line owns, told by what they are:
+A number here is read, and with one exception never the difference of two others. A line of a program is a mapping of
+its own in the worker (`backends.base.MemoryRegion`), found in /proc/PID/smaps by its address; what is resident of it is
+the line. A process is the sum of the mappings that no line owns, told by what they are:
 
     heap         the C library's first heap                    anonymous    its other arenas, Python's objects, threads
     stacks       of the first thread                           libraries    the interpreter, libraries, files: by share
@@ -12,6 +12,11 @@ is the sum of the mappings that no line owns, told by what they are:
 Pages of libraries that several processes map are counted by share (Pss), so our processes together count each once.
 Mapped pages of the model's file are cache that the kernel takes back before anybody lacks memory; they are a line
 beside the ledger. Memory of the plan log is held from its creation on, touched or not: its blocks are counted.
+
+The exception is the vocabulary that a rank reads at its first guided answer. It lies in heaps, where nothing has an
+address: it is what that process holds beyond what it held when it was last read without one, compiled grammars and all.
+(It is read at the end of each start. Of a rank that was started again since, and had a guided answer before anybody
+asked, it is not known, and within the process.)
 
 The control group's own count is a second witness, where nobody else is in the group. It knows more than smaps (page
 tables, sockets) and counts the files that we were the first to read, so the two need not agree to the MiB.
@@ -36,11 +41,20 @@ from typing import Any
 
 from budget.facts import MIB
 from budget.host import own_group
-from budget.host_lines import ACTS, ENGINE_PROCESS, MODEL_FILE, PLAN_LOG, TEMPLATE_PROCESS, WORKER_PROCESSES
+from budget.host_lines import (
+    ACTS,
+    ENGINE_PROCESS,
+    GRAMMAR_PROCESS,
+    MODEL_FILE,
+    PLAN_LOG,
+    TEMPLATE_PROCESS,
+    VOCABULARY,
+    WORKER_PROCESSES,
+)
 from budget.ledger import PIPELINE, Line
 
-GRAMMAR_PROCESS = "grammar process"
-"""A line beside the plan: most servers never start one."""
+VOCABULARY_LIBRARY = "/tokenizers/"
+"""In the path of the library that a rank maps when it reads its vocabulary, and not before."""
 SMAPS_BYTES_MAX = 64 << 20
 """A process of ours has some hundred mappings of less than a KiB of text each."""
 ACTS_FILE = "/memfd:homeserve-acts"
@@ -107,6 +121,8 @@ class Measurement:
     smaps_bytes: int | None
     group_bytes: int | None
     group_why: str
+    bare: Mapping[int, int] = field(default_factory=dict)
+    """Of each worker what its process held when it was last read without a vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -120,14 +136,16 @@ class Area:
     share: int
 
 
-def measure(members: Members, root: str | Path = "/") -> Measurement:
-    """Read it all now. Takes some 20 ms, more with many small pages: call it in a thread."""
+def measure(members: Members, root: str | Path = "/", bare: Mapping[int, int] | None = None) -> Measurement:
+    """Read it all now. Takes some 20 ms, more with many small pages: call it in a thread. `bare` is that of the last
+    measurement."""
     if sys.platform != "linux" and str(root) == "/":
         return _nothing(members)
     pids = (members.engine, *(worker.pid for worker in members.workers))
     pids += tuple(pid for pid in (members.template, members.grammar) if pid is not None)
     areas = {pid: _areas(pid, root) for pid in pids}
-    lines = [*_told_lines(members), *_region_lines(members, areas), *_process_lines(members, areas)]
+    bare = _bare(members, areas, bare or {})
+    lines = [*_told_lines(members), *_region_lines(members, areas), *_process_lines(members, areas, bare)]
     log_bytes = _allocated(members.segments)
     lines.append(_line(members.host, PLAN_LOG, log_bytes, "blocks of the shared memory's files"))
     acts_bytes = _acts(areas.values())
@@ -136,7 +154,7 @@ def measure(members: Members, root: str | Path = "/") -> Measurement:
     lines.append(_model_line(members, areas))
     group_bytes, group_why = _group(members, root)
     shared = None if log_bytes is None else log_bytes + (acts_bytes or 0)
-    return Measurement(tuple(lines), _total(members, areas, shared), group_bytes, group_why)
+    return Measurement(tuple(lines), _total(members, areas, shared), group_bytes, group_why, bare)
 
 
 def compare(lines: Sequence[Line], measured: Measurement, moment: str = PIPELINE) -> list[dict[str, Any]]:
@@ -177,7 +195,8 @@ def card_totals(
 
 class MeasuredBudget:
     """The body of `/v1/homeserve/budget`: the plan's document as it was made before the load, and what is held now, of
-    the lines of the `layout` that is in force."""
+    the lines of the `layout` that is in force. What comes with a first guided answer is in the sum once it is there, and
+    `later_mib` before."""
 
     def __init__(
         self,
@@ -198,18 +217,22 @@ class MeasuredBudget:
         self._turn = asyncio.Lock()
         self._body: dict[str, Any] = {}
         self._read_at: float | None = None
+        self._bare: Mapping[int, int] = {}
 
     async def as_json(self) -> dict[str, Any]:
         """Measured at most `FRESH_S` ago."""
         async with self._turn:
             if self._read_at is None or self._clock() - self._read_at >= FRESH_S:
                 members, moment = self._members(), self._layout()
-                found = await asyncio.to_thread(measure, members)
+                found = await asyncio.to_thread(measure, members, "/", self._bare)
+                self._bare = found.bare
                 here = [each for each in self._lines if each.device == members.host and moment in each.held]
+                later = [each for each in here if each.name in _LATER and _absent(found, each.name)]
                 self._body = self._document | {
                     "measured": compare(self._lines, found, moment),
                     "measured_total": {
-                        "predicted_mib": _mib(sum(each.bytes for each in here)),
+                        "predicted_mib": _mib(sum(each.bytes for each in here if each not in later)),
+                        "later_mib": _mib(sum(each.bytes for each in later)),
                         "smaps_mib": _mib(found.smaps_bytes),
                         "cgroup_mib": _mib(found.group_bytes),
                         "cgroup_how": found.group_why,
@@ -218,6 +241,14 @@ class MeasuredBudget:
                 }
                 self._read_at = self._clock()
             return self._body
+
+
+_LATER = (VOCABULARY, GRAMMAR_PROCESS)
+"""Lines of which nothing is held before a request needs them."""
+
+
+def _absent(measured: Measurement, name: str) -> bool:
+    return any(each.line == name and each.bytes == 0 for each in measured.lines)
 
 
 def parse_smaps(lines: Iterable[str]) -> tuple[Area, ...]:
@@ -267,20 +298,63 @@ def _told_lines(members: Members) -> list[Measured]:
     return [_line(device, name, size, "as the rank counted it at its load") for (device, name), size in sums.items()]
 
 
-def _process_lines(members: Members, areas: Mapping[int, tuple[Area, ...] | None]) -> list[Measured]:
+def _process_lines(
+    members: Members, areas: Mapping[int, tuple[Area, ...] | None], bare: Mapping[int, int]
+) -> list[Measured]:
     engine = _process(ENGINE_PROCESS, members, [(members.engine, ())], areas)
-    told = all(worker.regions or worker.on_card for worker in members.workers)
-    workers = [(worker.pid, worker.regions) for worker in members.workers]
-    worker = _process(WORKER_PROCESSES, members, workers if told else [], areas)
+    workers = [(worker.pid, worker.regions) for worker in members.workers if _told(worker)]
+    whole = len(workers) == len(members.workers)
+    worker = _process(WORKER_PROCESSES, members, workers if whole else [], areas)
+    template = _helper(TEMPLATE_PROCESS, members.template, "there is none", members, areas)
     if members.template is None and members.template_due:
         template = Measured(members.host, TEMPLATE_PROCESS, None, None)
-    elif members.template is None:
-        template = Measured(members.host, TEMPLATE_PROCESS, 0, "there is none")
-    else:
-        template = _process(TEMPLATE_PROCESS, members, [(members.template, ())], areas)
-    if members.grammar is None:
-        return [engine, worker, template]
-    return [engine, worker, template, _process(GRAMMAR_PROCESS, members, [(members.grammar, ())], areas)]
+    grammar = _helper(GRAMMAR_PROCESS, members.grammar, "there is none before the first grammar", members, areas)
+    return [engine, *_without_vocabulary(worker, members, areas, bare), template, grammar]
+
+
+def _helper(
+    name: str, pid: int | None, why_none: str, members: Members, areas: Mapping[int, tuple[Area, ...] | None]
+) -> Measured:
+    if pid is None:
+        return Measured(members.host, name, 0, why_none)
+    return _process(name, members, [(pid, ())], areas)
+
+
+def _told(worker: Worker) -> bool:
+    """What its process holds can be told from what its program does."""
+    return bool(worker.regions) or worker.on_card
+
+
+def _without_vocabulary(
+    whole: Measured, members: Members, areas: Mapping[int, tuple[Area, ...] | None], bare: Mapping[int, int]
+) -> tuple[Measured, Measured]:
+    """The workers' processes, and of these the vocabulary."""
+    reading = [worker for worker in members.workers if _has_vocabulary(areas[worker.pid])]
+    if whole.bytes is not None and not reading:
+        return whole, Measured(members.host, VOCABULARY, 0, "not read before the first guided answer")
+    if whole.bytes is None or any(worker.pid not in bare for worker in reading):
+        return whole, Measured(members.host, VOCABULARY, None, None)
+    kinds = (_kinds(areas[worker.pid] or (), worker.regions, members) for worker in reading)
+    grown = sum(max(0, sum(held.values()) - bare[worker.pid]) for worker, held in zip(reading, kinds, strict=True))
+    how = "smaps: what its process has grown by since it was loaded"
+    rest = Measured(members.host, WORKER_PROCESSES, whole.bytes - grown, f"{whole.how}, without the vocabulary")
+    return rest, Measured(members.host, VOCABULARY, grown, how)
+
+
+def _bare(members: Members, areas: Mapping[int, tuple[Area, ...] | None], before: Mapping[int, int]) -> dict[int, int]:
+    """`Measurement.bare` as it is now."""
+    found = {}
+    for worker in members.workers:
+        known = areas[worker.pid]
+        if known is not None and _told(worker) and not _has_vocabulary(known):
+            found[worker.pid] = sum(_kinds(known, worker.regions, members).values())
+        elif worker.pid in before:
+            found[worker.pid] = before[worker.pid]
+    return found
+
+
+def _has_vocabulary(areas: Iterable[Area] | None) -> bool:
+    return any(VOCABULARY_LIBRARY in area.name for area in areas or ())
 
 
 def _process(
@@ -295,14 +369,22 @@ def _process(
         known = areas[pid]
         if known is None:
             return Measured(members.host, name, None, None)
-        for area in known:
-            kind = _kind(area, members)
-            if kind not in _SHARED and not any(_inside(area, region) for region in regions):
-                kinds[kind] = kinds.get(kind, 0) + area.share
+        for kind, size in _kinds(known, regions, members).items():
+            kinds[kind] = kinds.get(kind, 0) + size
     if not parts:
         return Measured(members.host, name, None, None)
     words = ", ".join(f"{kind} {size / MIB:.1f}" for kind, size in sorted(kinds.items(), key=lambda pair: -pair[1]))
     return Measured(members.host, name, sum(kinds.values()), f"smaps: {words} MiB")
+
+
+def _kinds(areas: Iterable[Area], regions: Sequence[Region], members: Members) -> dict[str, int]:
+    """What one process holds beside the lines that its `regions` are, by kind."""
+    kinds: dict[str, int] = {}
+    for area in areas:
+        kind = _kind(area, members)
+        if kind not in _SHARED and not any(_inside(area, region) for region in regions):
+            kinds[kind] = kinds.get(kind, 0) + area.share
+    return kinds
 
 
 def _model_line(members: Members, areas: Mapping[int, tuple[Area, ...] | None]) -> Measured:
@@ -342,7 +424,7 @@ def _group(members: Members, root: str | Path) -> tuple[int | None, str]:
 
 
 def _nothing(members: Members) -> Measurement:
-    names = (ENGINE_PROCESS, WORKER_PROCESSES, TEMPLATE_PROCESS, PLAN_LOG)
+    names = (ENGINE_PROCESS, WORKER_PROCESSES, VOCABULARY, TEMPLATE_PROCESS, GRAMMAR_PROCESS, PLAN_LOG)
     lines = tuple(Measured(members.host, name, None, None) for name in names)
     return Measurement(lines, None, None, "only Linux tells what a process holds of what")
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from tokenizers import Tokenizer as Library
 
 _log = logging.getLogger("homeserve.text")
+HEAD_BYTES_MAX = 256
 _MAGIC = "homeserve-tokenizer 2"
 
 
@@ -23,7 +24,9 @@ def load(folder: Path, digest: str) -> Library | None:
     """The tokenizer kept under `digest`, or None."""
     path = folder / f"{digest}.json"
     try:
-        head, _, body = path.read_bytes().partition(b"\n")
+        with open(path, "rb") as file:
+            head = file.readline(HEAD_BYTES_MAX).removesuffix(b"\n")
+            body = file.read()
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -6,11 +6,14 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 
 GIB = 1 << 30
 CONTEXTS = ("1024", "4096", "8192")
 LINES = {"weights", "kv", "workspace", "engine process", "worker processes", "template process", "plan log"}
+LATER = {"vocabulary", "grammar process"}
+"""Of these nothing is held before the first guided answer."""
 CACHE = "model file (page cache)"
 EMPTY_NAMES = ("other", "misc", "overhead")
 
@@ -40,7 +43,8 @@ def test_each_line_and_the_total_are_as_predicted(
     with start_server("--context", context, "--kv-tokens", str(2 * int(context))) as run:
         body = settled(run, wait_until)
         rows = {row["line"]: row for row in body["measured"]}
-        assert set(rows) == {*LINES, CACHE}, rows
+        assert set(rows) == {*LINES, *LATER, CACHE}, rows
+        assert all(rows[name]["measured_mib"] == 0 and rows[name]["how"] for name in LATER), rows
         assert not any(word in name for name in rows for word in EMPTY_NAMES)
         for name in LINES:
             row = rows[name]
@@ -50,8 +54,38 @@ def test_each_line_and_the_total_are_as_predicted(
         total = body["measured_total"]
         assert close(total["predicted_mib"], total["smaps_mib"], 0.03, 64), total
         ledger = {line["line"] for line in body["plan"]["ledger"]}
-        assert LINES <= ledger
+        assert LINES | LATER <= ledger
+        assert total["later_mib"] == pytest.approx(sum(rows[name]["predicted_mib"] for name in LATER), abs=0.02)
         assert "predicted against measured" in wait_until("the table", lambda: "measured" in run.out and run.out)
+
+
+def test_the_first_guided_answer_takes_what_was_planned_for_it(
+    start_server: Any, wait_until: Callable[..., Any]
+) -> None:
+    """Each of its lines is there, and no larger than the plan has it; the sum is still the sum."""
+    with start_server("--context", "1024") as run:
+        before = {row["line"]: row for row in settled(run, wait_until)["measured"]}
+        asked = {
+            "messages": [{"role": "user", "content": "Who are you?"}],
+            "max_tokens": 16,
+            "response_format": {"type": "json_object"},
+            "dry_multiplier": 0.8,
+        }
+        assert httpx.post(f"{run.url}/v1/chat/completions", json=asked, timeout=60).status_code == 200
+
+        def guided() -> dict[str, Any] | None:
+            body: dict[str, Any] = run.get("/v1/homeserve/budget")[1]
+            held = {row["line"]: row["measured_mib"] for row in body["measured"]}
+            return body if held["vocabulary"] and held["grammar process"] else None
+
+        body = wait_until("a measurement of what came with it", guided)
+        rows = {row["line"]: row for row in body["measured"]}
+        for name in LATER:
+            assert 5 < rows[name]["measured_mib"] <= rows[name]["predicted_mib"], rows[name]
+        workers = rows["worker processes"]
+        assert workers["measured_mib"] <= before["worker processes"]["measured_mib"] + 4, workers
+        total = body["measured_total"]
+        assert total["later_mib"] == 0 and close(total["predicted_mib"], total["smaps_mib"], 0.03, 64), total
 
 
 def test_the_control_group_agrees_and_a_box_of_2_gib_is_planned_for(

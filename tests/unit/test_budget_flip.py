@@ -28,6 +28,8 @@ from homeserve.layouts.owner import GroupRows, OwnerRule
 
 BOTH = replace(THREE, flip="auto")
 ASKED = replace(THREE, flip="on")
+GUIDED_MIB = (host_lines.vocabulary_bytes(small()) + host_lines.grammar_bytes()) // MIB
+"""What every plan has for guided answers."""
 
 
 def held(made: Plan, name: str, rank: int, moment: str) -> int:
@@ -114,7 +116,7 @@ def test_all_of_the_pool_may_be_carried_where_there_is_room_and_less_where_there
     row = sum(layer.kv.elements * 2 for layer in small().layers if layer.kv)
     assert made.flip.page_bytes == (PAGE * row,)
     assert made.flip.transit_bytes == made.flip.cache_bytes == made.kv_tokens * row
-    tight = planned(900, small(), ASKED)
+    tight = planned(900 + GUIDED_MIB, small(), ASKED)
     assert tight.flip.fits and tight.flip.transit_bytes == tight.kv_tokens // PAGE * (PAGE * row) // 4
     for each in (made, tight):
         assert each.flip.transit_bytes <= each.flip.transit_file_bytes <= line(each, "flip transit")
@@ -221,9 +223,9 @@ def test_both_layouts_have_rows_for_every_token_of_the_pool() -> None:
 
 
 def test_a_flip_that_would_cost_tokens_is_left_out_with_the_sum() -> None:
-    made = planned(900, small(), BOTH)
+    made = planned(900 + GUIDED_MIB, small(), BOTH)
     assert made.layouts == ("tensor",) and not made.flip.fits
-    assert made.kv_tokens == planned(900, small(), THREE).kv_tokens
+    assert made.kv_tokens == planned(900 + GUIDED_MIB, small(), THREE).kv_tokens
     short = made.flip.needed_bytes - made.flip.available_bytes
     assert made.flip.available_bytes == made.ceilings.devices[0].ceiling_bytes and made.flip.short_device == 0
     assert f"{-(-short // MIB)} MiB are missing" in made.flip.why_not
@@ -233,13 +235,13 @@ def test_a_flip_that_would_cost_tokens_is_left_out_with_the_sum() -> None:
 
 
 def test_a_flip_that_was_asked_for_is_had_with_fewer_tokens_or_refused_with_the_sum() -> None:
-    made = planned(900, small(), ASKED)
-    assert made.flip.fits and made.kv_tokens < planned(900, small(), THREE).kv_tokens
-    refused = outcome_of(700, small(), ASKED)
+    made = planned(900 + GUIDED_MIB, small(), ASKED)
+    assert made.flip.fits and made.kv_tokens < planned(900 + GUIDED_MIB, small(), THREE).kv_tokens
+    refused = outcome_of(700 + GUIDED_MIB, small(), ASKED)
     assert isinstance(refused, Refusal) and refused.option == CPU_FLIPPING
     assert {"weights copy", "flip transit"} <= {each.name for each in refused.lines}
-    assert isinstance(outcome_of(700, small(), THREE), Plan)
-    pinned = outcome_of(900, small(), replace(ASKED, kv_tokens=8192))
+    assert isinstance(outcome_of(700 + GUIDED_MIB, small(), THREE), Plan)
+    pinned = outcome_of(900 + GUIDED_MIB, small(), replace(ASKED, kv_tokens=8192))
     assert isinstance(pinned, Refusal) and pinned.needed_bytes > pinned.available_bytes
 
 
@@ -333,7 +335,7 @@ def test_the_document_tells_of_the_flip_and_of_its_peaks() -> None:
     assert told["resting"] == made.layouts[0] and told["transit_mib"] == round(made.flip.transit_bytes / MIB, 2)
     assert [each["phase"] for each in told["peaks"]] == list(PHASES)
     assert all(len(each["rank_mib"]) == 3 and each["shared_mib"] > 0 for each in told["peaks"])
-    without = valid(document(made.ceilings, None, planned(900, small(), BOTH), ()))["plan"]["flip"]
+    without = valid(document(made.ceilings, None, planned(900 + GUIDED_MIB, small(), BOTH), ()))["plan"]["flip"]
     assert without["fits"] is False and without["why_not"] and without["seconds"] is None
     assert without["needed_mib"] > without["available_mib"]
     assert document(made.ceilings, None, planned(4096, small(), THREE), ())["plan"]["flip"] is None
@@ -349,7 +351,7 @@ def test_the_nearest_of_a_refused_flip_is_a_plan_again() -> None:
 
 
 def test_a_plan_s_command_asks_for_the_flip_again() -> None:
-    made = planned(900, small(), ASKED)
+    made = planned(900 + GUIDED_MIB, small(), ASKED)
     assert "--flip manual" in Question("m.gguf").up_line(run_settings(made))
-    _, again = changed(Subject(box(900), small()), replace(made.wish, flip="off"), {"flip": "manual"})
+    _, again = changed(Subject(box(900 + GUIDED_MIB), small()), replace(made.wish, flip="off"), {"flip": "manual"})
     assert again.flip == "on"

@@ -80,3 +80,11 @@ def test_processes_grow_with_what_they_keep() -> None:
     assert host_lines.worker_bytes("cpu", 64) - host_lines.worker_bytes("cpu", 1) < 4 * MIB
     assert host_lines.worker_bytes("reference", 64) == host_lines.worker_bytes("reference", 1)
     assert host_lines.template_bytes() < host_lines.worker_bytes("cpu") < host_lines.engine_bytes(SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "reading_mib"), [(32_000, 50.7), (49_152, 43.9), (128_256, 151.9), (151_936, 131.8), (262_144, 370.9)]
+)
+def test_a_vocabulary_takes_no_more_than_is_planned(vocab: int, reading_mib: float) -> None:
+    """As measured of real ones, at the worst moment (see `host_lines`)."""
+    assert reading_mib * MIB <= host_lines.vocabulary_bytes(replace(SHAPE, vocab=vocab)) < 2.1 * reading_mib * MIB

@@ -379,7 +379,7 @@ def test_the_limit_that_is_told_fits_and_one_page_more_does_not() -> None:
 
 
 def test_a_floor_that_binds_is_lowered_at_the_end() -> None:
-    small = Box("box", MemoryFacts(300 * MIB, 300 * MIB, "memory.max", 289 * MIB, 0), CPU)
+    small = Box("box", MemoryFacts(414 * MIB, 414 * MIB, "memory.max", 403 * MIB, 0), CPU)
     subject = Subject(small, load_shape("smollm2-135m-q4_1"), file_fixed=True)
     outcome = answer(subject, Wish(devices=("cpu",)))
     assert isinstance(outcome, Refusal) and outcome.nearest is not None and int(outcome.nearest["floor_mib"]) < 256

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,9 @@ def test_every_line_is_read_and_their_sum_is_everything(tmp_path: Path, members:
         (0, "workspace"): 2.0,
         (1, "engine process"): 4 + 40 + 4 + 8 / 1024,
         (1, "worker processes"): 6 + 4 + 10,
+        (1, "vocabulary"): 0.0,
         (1, "template process"): 3 + 4,
+        (1, "grammar process"): 0.0,
         (1, "plan log"): blocks,
         (1, "model file (page cache)"): 2.0,
     }
@@ -122,7 +125,7 @@ def test_a_process_that_is_gone_leaves_its_lines_unknown_and_no_other(tmp_path: 
     found = measure(members, tmp_path)
     lines = by_line(found.lines)
     unknown = {name for (_, name), size in lines.items() if size is None}
-    assert unknown == {"weights", "kv", "workspace", "worker processes", "model file (page cache)"}
+    assert unknown == {"weights", "kv", "workspace", "worker processes", "vocabulary", "model file (page cache)"}
     assert all(each.how is None for each in found.lines if each.bytes is None)
     assert found.smaps_bytes is None
 
@@ -150,8 +153,50 @@ def test_a_helper_that_checks_grammars_is_told_where_there_is_one(tmp_path: Path
     process(tmp_path, 104, mapping(0x580000000000, 5 * MIB, "[heap]"))
     before, found = measure(members, tmp_path), measure(replace(members, grammar=104), tmp_path)
     assert by_line(found.lines)[1, "grammar process"] == 5.0
-    assert (1, "grammar process") not in by_line(before.lines)
+    assert by_line(before.lines)[1, "grammar process"] == 0.0
     assert (found.smaps_bytes or 0) - (before.smaps_bytes or 0) == 5 * MIB
+
+
+def read_vocabulary(root: Path, grown: int) -> None:
+    """The worker maps the library that vocabularies are read with, and has `grown` bytes more in its heap."""
+    smaps = root / "proc" / str(WORKER) / "smaps"
+    library = mapping(0x7FE000000000, 2 * MIB, "/usr/lib/python3/tokenizers/tokenizers.abi3.so", pss=MIB)
+    smaps.write_text(smaps.read_text() + library + mapping(0x7E2000000000, grown))
+
+
+def test_a_vocabulary_is_what_its_process_has_grown_by(tmp_path: Path, members: Members) -> None:
+    before = measure(members, tmp_path)
+    assert by_line(before.lines)[1, "vocabulary"] == 0.0 and dict(before.bare) == {WORKER: 20 * MIB}
+    read_vocabulary(tmp_path, 30 * MIB)
+    found = measure(members, tmp_path, before.bare)
+    assert by_line(found.lines)[1, "vocabulary"] == 31.0 and by_line(found.lines)[1, "worker processes"] == 20.0
+    assert dict(found.bare) == dict(before.bare), "it stays what it was"
+    told = sum(each.bytes or 0 for each in found.lines if "page cache" not in each.line)
+    assert told == found.smaps_bytes
+
+
+def test_a_vocabulary_of_a_process_that_was_not_read_before_is_within_it(tmp_path: Path, members: Members) -> None:
+    read_vocabulary(tmp_path, 30 * MIB)
+    found = {each.line: each for each in measure(members, tmp_path, {WORKER + 50: MIB}).lines}
+    assert (found["vocabulary"].bytes, found["vocabulary"].how) == (None, None)
+    assert found["worker processes"].bytes == 51 * MIB
+
+
+async def test_what_comes_later_is_in_the_sum_once_it_is_there(
+    tmp_path: Path, members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("homeserve.measure.measure", lambda given, _root, bare: measure(given, tmp_path, bare))
+    now = [0.0]
+    lines = [line("worker processes", 27), line("vocabulary", 40), line("grammar process", 9)]
+    budget = MeasuredBudget({}, lines, lambda: members, clock=lambda: now[0])
+    total = (await budget.as_json())["measured_total"]
+    assert (total["predicted_mib"], total["later_mib"]) == (27.0, 49.0)
+    now[0] = 2.0
+    read_vocabulary(tmp_path, 30 * MIB)
+    body = await budget.as_json()
+    assert (body["measured_total"]["predicted_mib"], body["measured_total"]["later_mib"]) == (67.0, 9.0)
+    (row,) = (row for row in body["measured"] if row["line"] == "vocabulary")
+    assert (row["predicted_mib"], row["measured_mib"]) == (40.0, 31.0)
 
 
 def test_a_helper_that_has_not_started_yet_is_not_measured(tmp_path: Path, members: Members) -> None:
@@ -217,9 +262,9 @@ async def test_the_body_is_the_document_and_what_was_read_at_most_a_second_ago(
 ) -> None:
     now, readings = [0.0], []
 
-    def read(given: Members) -> Any:
+    def read(given: Members, _root: str, bare: Mapping[int, int]) -> Any:
         readings.append(now[0])
-        return measure(given, tmp_path)
+        return measure(given, tmp_path, bare)
 
     monkeypatch.setattr("homeserve.measure.measure", read)
     lines = [line("engine process", 50), line("load staging", 64, held=(BOOT,))]
@@ -237,7 +282,7 @@ async def test_of_a_card_its_driver_is_the_witness(
     tmp_path: Path, members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Free memory before the load, less what is free now; a driver that does not tell is no zero."""
-    monkeypatch.setattr("homeserve.measure.measure", lambda given: measure(given, tmp_path))
+    monkeypatch.setattr("homeserve.measure.measure", lambda given, _root, bare: measure(given, tmp_path, bare))
     lines = [line("weights", 60, 0), line("kv", 8, 0, ("tensor",)), line("load staging", 64, 0, (BOOT,))]
     cards = {0: (900 * MIB, 830 * MIB), 1: None, 2: (10 * MIB, 11 * MIB)}
     body = await MeasuredBudget({}, lines, lambda: members, clock=lambda: 0.0, cards=lambda: cards).as_json()
@@ -252,7 +297,7 @@ async def test_of_a_card_its_driver_is_the_witness(
 async def test_lines_of_the_layout_in_force_are_compared(
     tmp_path: Path, members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("homeserve.measure.measure", lambda given: measure(given, tmp_path))
+    monkeypatch.setattr("homeserve.measure.measure", lambda given, _root, bare: measure(given, tmp_path, bare))
     lines = [line("kv", 60, held=("pipeline",)), line("kv", 64, held=("tensor", "flip"))]
     now, layout = [0.0], ["pipeline"]
     budget = MeasuredBudget({}, lines, lambda: members, clock=lambda: now[0], layout=lambda: layout[0])
