@@ -6,15 +6,16 @@ Seeds. The same seed gives the same answer; a request without one draws its own.
 
 from __future__ import annotations
 
+import itertools
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from homeserve.engine.request import GenerateCall
 from homeserve.errors import ContextOverflow, InvalidField
 from homeserve.server.bounds import Bounds
-from homeserve.server.fields import ChatRequest, Common, CompletionRequest
+from homeserve.server.fields import Common, CompletionRequest
 from homeserve.server.prompts import Prompt
 from homeserve.text.answer import AnswerReader, PlainReader
 from homeserve.wire.records import Dry, Guide, Sampling
@@ -88,7 +89,7 @@ class Terms:
 
 
 def make_ask(
-    fields: ChatRequest | CompletionRequest,
+    fields: CompletionRequest,
     prompts: list[Prompt],
     tokenizer: Tokenizer,
     *,
@@ -97,10 +98,15 @@ def make_ask(
     guide: Guide | None = None,
     guided_by: str = "",
 ) -> Ask:
-    """For the two routes whose fields say it all. Raises InvalidField, ContextOverflow."""
-    echo = isinstance(fields, CompletionRequest) and bool(fields.echo)
-    where = "messages" if isinstance(fields, ChatRequest) else "prompt"
-    terms = Terms(_wanted_tokens(fields), _logprobs(fields), echo, guide, guided_by=guided_by, where=where)
+    """For completions, whose fields say it all. Raises InvalidField, ContextOverflow."""
+    terms = Terms(
+        max_tokens=_wanted_tokens(fields),
+        logprobs=-1 if fields.logprobs is None else fields.logprobs,
+        echo=bool(fields.echo),
+        guide=guide,
+        guided_by=guided_by,
+        where="prompt",
+    )
     return ask_for(fields, terms, prompts, tokenizer, bounds=bounds, request_id=request_id)
 
 
@@ -108,41 +114,17 @@ def ask_for(
     fields: Common, terms: Terms, prompts: list[Prompt], tokenizer: Tokenizer, *, bounds: Bounds, request_id: str
 ) -> Ask:
     """Raises InvalidField, ContextOverflow."""
-    context = bounds.context
-    n = fields.n or 1
-    _check_sequences(len(prompts), n, bounds)
+    _check_sequences(len(prompts), fields.n or 1, bounds)
     check_fields(fields, bounds)
-    wanted = terms.max_tokens
     stream = fields.stream_options if fields.stream else None
-    seed = secrets.randbits(63) if fields.seed is None else fields.seed
-    calls = []
-    for p, prompt in enumerate(prompts):
-        room = context - len(prompt.ids)
-        if room < 1:
-            raise ContextOverflow(len(prompt.ids), context, terms.where)
-        max_tokens = min(max(1, wanted), room) if wanted is not None else room
-        for k in range(n):
-            sampling, end_tokens = _sampling(
-                fields, tokenizer.end_ids, bounds.vocab, derived_seed(seed, k), terms, max_tokens
-            )
-            calls.append(
-                GenerateCall(
-                    request_id=f"{request_id}.{p * n + k}",
-                    prompt=prompt.ids,
-                    sampling=sampling,
-                    max_tokens=max_tokens,
-                    end_tokens=end_tokens,
-                    prompt_logprobs=terms.logprobs if terms.echo else -1,
-                )
-            )
     return Ask(
         prompts=tuple(prompts),
-        n=n,
-        calls=tuple(calls),
+        n=fields.n or 1,
+        calls=tuple(_calls(fields, terms, prompts, tokenizer, bounds, request_id)),
         stops=_stops(fields),
         logprobs=terms.logprobs,
         echo=terms.echo,
-        silent=wanted == 0,
+        silent=terms.max_tokens == 0,
         stream=bool(fields.stream),
         include_usage=bool(stream and stream.include_usage),
         continuous_usage=bool(stream and stream.continuous_usage_stats),
@@ -151,6 +133,31 @@ def ask_for(
         thought_told=terms.thought_told,
         guided_by=terms.guided_by,
     )
+
+
+def _calls(
+    fields: Common, terms: Terms, prompts: list[Prompt], tokenizer: Tokenizer, bounds: Bounds, request_id: str
+) -> Iterator[GenerateCall]:
+    """Each prompt's choices, one prompt after the other. Raises ContextOverflow."""
+    seed = secrets.randbits(63) if fields.seed is None else fields.seed
+    number = itertools.count()
+    for prompt in prompts:
+        room = bounds.context - len(prompt.ids)
+        if room < 1:
+            raise ContextOverflow(len(prompt.ids), bounds.context, terms.where)
+        max_tokens = room if terms.max_tokens is None else min(max(1, terms.max_tokens), room)
+        for k in range(fields.n or 1):
+            sampling, end_tokens = _sampling(
+                fields, tokenizer.end_ids, bounds.vocab, derived_seed(seed, k), terms, max_tokens
+            )
+            yield GenerateCall(
+                request_id=f"{request_id}.{next(number)}",
+                prompt=prompt.ids,
+                sampling=sampling,
+                max_tokens=max_tokens,
+                end_tokens=end_tokens,
+                prompt_logprobs=terms.logprobs if terms.echo else -1,
+            )
 
 
 def _check_sequences(prompts: int, n: int, bounds: Bounds) -> None:
@@ -176,18 +183,14 @@ def _check_tokens(field: str, tokens: Iterable[int], vocab: int) -> None:
             raise InvalidField(field, f"{token} is no token id of this model (0 to {vocab - 1})")
 
 
-def _wanted_tokens(fields: ChatRequest | CompletionRequest) -> int | None:
-    """The tighter of the two names for the same limit, else the route's own; None: the rest of the context."""
-    said = [limit for limit in (fields.max_completion_tokens, fields.max_tokens) if limit is not None]
-    if said:
-        return min(said)
-    return max(COMPLETION_TOKENS, fields.min_tokens or 0) if isinstance(fields, CompletionRequest) else None
+def tighter(one: int | None, other: int | None) -> int | None:
+    """Of the two names for one limit of tokens."""
+    return min((limit for limit in (one, other) if limit is not None), default=None)
 
 
-def _logprobs(fields: ChatRequest | CompletionRequest) -> int:
-    if isinstance(fields, ChatRequest):
-        return (fields.top_logprobs or 0) if fields.logprobs else -1
-    return -1 if fields.logprobs is None else fields.logprobs
+def _wanted_tokens(fields: CompletionRequest) -> int:
+    said = tighter(fields.max_completion_tokens, fields.max_tokens)
+    return max(COMPLETION_TOKENS, fields.min_tokens or 0) if said is None else said
 
 
 def _stops(fields: Common) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import itertools
 from aiohttp import web
 
 from homeserve.errors import UnknownModel
-from homeserve.server.ask import make_ask
+from homeserve.server.ask import make_ask, tighter
 from homeserve.server.bodies import json_response, read_body
 from homeserve.server.chat_ask import chat_ask
 from homeserve.server.chat_call import ChatCall
@@ -67,13 +67,12 @@ async def post_chat_completions(request: web.Request) -> web.StreamResponse:
 def chat_call(fields: ChatRequest) -> ChatCall:
     """What the fields of `/v1/chat/completions` ask for. Raises InvalidField."""
     refuse_unsupported(fields)
-    limits = [limit for limit in (fields.max_completion_tokens, fields.max_tokens) if limit is not None]
     return ChatCall(
         fields=fields,
         messages=with_tool_calls(fields.messages),
         tools=chat_tools(fields),
         reasoning=reasoning_of(fields, fields.reasoning_effort, fields.chat_template_kwargs or {}),
-        max_tokens=min(limits, default=None),
+        max_tokens=tighter(fields.max_completion_tokens, fields.max_tokens),
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else -1,
         template_arguments=dict(fields.chat_template_kwargs or {}),
         add_generation_prompt=fields.add_generation_prompt is not False,

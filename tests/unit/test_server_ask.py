@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from homeserve.errors import ContextOverflow, InvalidField
-from homeserve.server.ask import Ask, derived_seed, make_ask
+from homeserve.server.ask import Ask, Terms, ask_for, derived_seed, make_ask
 from homeserve.server.bounds import Bounds
 from homeserve.server.fields import ChatRequest, CompletionRequest, Message
+from homeserve.server.openai import chat_call
 from homeserve.server.prompts import Prompt, chat_prompt, completion_prompts
 from homeserve.wire.records import Dry
 
@@ -89,11 +90,14 @@ def test_any_seed_becomes_one_that_a_rank_can_use(seed: int) -> None:
 def chat_ask(**fields: Any) -> Ask:
     decoded = msgspec.convert({"messages": [{"role": "user"}], **fields}, ChatRequest)
     tokenizer: Any = ByteTokenizer()
-    return make_ask(decoded, [Prompt((1, 2, 3))], tokenizer, bounds=Bounds(258, 100, 8), request_id="r")
+    call = chat_call(decoded)
+    terms = Terms(call.max_tokens, call.logprobs)
+    return ask_for(call.fields, terms, [Prompt((1, 2, 3))], tokenizer, bounds=Bounds(258, 100, 8), request_id="r")
 
 
 def test_a_chat_answer_gets_the_rest_of_the_context_and_a_completion_16_tokens() -> None:
     assert chat_ask().calls[0].max_tokens == 97
+    assert chat_ask(max_tokens=5, max_completion_tokens=3).calls[0].max_tokens == 3
     assert ask(context=100).calls[0].max_tokens == 16
     assert ask(context=10).calls[0].max_tokens == 7
     assert ask(context=100, min_tokens=20).calls[0].max_tokens == 20
@@ -347,10 +351,7 @@ def test_chat_and_completions_read_the_same_sampling_fields() -> None:
     shared: dict[str, Any] = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "typical_p": 0.8, "seed": 3}
     shared |= {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.3}
     shared |= {"dry_multiplier": 0.8, "xtc_probability": 0.5, "xtc_threshold": 0.2, "top_n_sigma": 1.5}
-    chat = msgspec.convert({"messages": [{"role": "user"}], **shared}, ChatRequest)
-    tokenizer: Any = ByteTokenizer()
-    made = make_ask(chat, [Prompt((1, 2, 3))], tokenizer, bounds=BOUNDS, request_id="r")
-    assert made.calls[0].sampling == ask(**shared).calls[0].sampling
+    assert chat_ask(**shared).calls[0].sampling == ask(**shared).calls[0].sampling
 
 
 def test_the_penalty_on_repetition_has_two_names() -> None:
