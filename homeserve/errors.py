@@ -162,6 +162,10 @@ class RecordTooLarge(WireError):
         super().__init__(f"{record} of {record_bytes} bytes is larger than a slot, which holds {slot_bytes} bytes")
 
 
+TOLD_CHARS = 2000
+"""Of a message, and of a field's path, to a client: both may repeat what it sent, which may be megabytes."""
+
+
 class RequestError(HomeserveError):
     """What a client gets: `status`, and the OpenAI error body (`message, type, param, code`)."""
 
@@ -169,12 +173,21 @@ class RequestError(HomeserveError):
     type = "invalid_request_error"
     code = "invalid_request"
 
+    def __init__(self, message: str, *, field: str | None = None, fix: str | None = None) -> None:
+        super().__init__(_shortened(message), field=None if field is None else _shortened(field), fix=fix)
+
     @property
     def param(self) -> str | None:
         return self.field
 
     def as_body(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+def _shortened(text: str) -> str:
+    """Without its middle, where it is long."""
+    half = TOLD_CHARS // 2
+    return text if len(text) <= TOLD_CHARS else f"{text[:half]} … {text[-half:]}"
 
 
 class InvalidField(RequestError):

@@ -19,6 +19,9 @@ from homeserve.text.template_wire import Render, Rendered, Setup
 
 _log = logging.getLogger("homeserve.text")
 
+HELPERS_TRIED = 2
+"""By one rendering, where they end in the middle of it."""
+
 
 @dataclass(frozen=True)
 class TemplateLimits:
@@ -114,11 +117,17 @@ class TemplateHost:
         await self._helper.stop()
 
     async def _ask(self, request: bytes) -> Rendered:
-        try:
-            return await self._helper.ask(request, Rendered, self._limits.render_s)
-        except HelperSlow:
-            what = f"the chat template took longer than {self._limits.render_s:g} s"
-            raise InvalidField("messages", what) from None
-        except HelperEnded as error:
-            _log.warning("the template helper ended in the middle of a rendering: %s", error)
-            raise InvalidField("messages", "the chat template broke its process (too much memory?)") from error
+        """The template is to blame where two helpers end: one may be killed by others, as by a kernel short of memory.
+        Raises InvalidField, WorkerStartError."""
+        for left in reversed(range(HELPERS_TRIED)):
+            try:
+                return await self._helper.ask(request, Rendered, self._limits.render_s)
+            except HelperSlow:
+                what = f"the chat template took longer than {self._limits.render_s:g} s"
+                raise InvalidField("messages", what) from None
+            except HelperEnded as error:
+                _log.warning("the template helper ended in the middle of a rendering: %s", error)
+                if not left:
+                    what = "the chat template broke its process (too much memory?)"
+                    raise InvalidField("messages", what) from error
+        raise AssertionError("the last one answers or raises")

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from homeserve.errors import InvalidField, WorkerStartError
+from homeserve.text.helper_process import HelperEnded
 from homeserve.text.templates import TemplateHost, TemplateLimits
 
 CHATML = (
@@ -136,11 +137,37 @@ def test_a_killed_helper_is_replaced() -> None:
             os.kill(first, signal.SIGKILL)
             while psutil.pid_exists(first) and psutil.Process(first).status() != psutil.STATUS_ZOMBIE:
                 await asyncio.sleep(0.01)
-            try:
-                await made.render(HELLO)
-            except InvalidField:
-                pass  # the loop had not heard of the death yet
             assert await made.render(HELLO) and made.pid not in (None, first)
+
+    run(body)
+
+
+def test_a_helper_that_is_killed_in_the_middle_costs_nobody_an_answer() -> None:
+    async def body() -> None:
+        async with host(CHATML) as made:
+            assert (first := made.pid) is not None
+            os.kill(first, signal.SIGSTOP)
+            cut, waiting = (asyncio.create_task(made.render(HELLO)) for _ in range(2))
+            await asyncio.sleep(0.05)
+            os.kill(first, signal.SIGKILL)
+            assert await cut == await waiting and made.pid not in (None, first)
+
+    run(body)
+
+
+def test_a_template_that_ends_two_helpers_is_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        async with host(CHATML) as made:
+            asked = []
+
+            async def ends(request: bytes, kind: type[object], seconds: float) -> object:
+                asked.append(request)
+                raise HelperEnded("EOFError")
+
+            monkeypatch.setattr(made._helper, "ask", ends)
+            with pytest.raises(InvalidField, match="messages: the chat template broke its process"):
+                await made.render(HELLO)
+            assert len(asked) == 2
 
     run(body)
 

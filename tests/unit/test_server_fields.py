@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homeserve.errors import InvalidField
+from homeserve.errors import InvalidField, UnknownModel
 from homeserve.server.bodies import (
     CONTAINERS_LIMIT,
     HANDED_ON_LIMIT,
@@ -299,3 +299,17 @@ async def test_lists_and_objects_of_a_large_body_are_bounded(one: str) -> None:
     with pytest.raises(InvalidField, match=f"body: has more than {CONTAINERS_LIMIT} lists and objects"):
         await decoder.read(body(CONTAINERS_LIMIT // 4), CompletionRequest)
     assert (await decoder.read(body(CONTAINERS_LIMIT // 4 - 1), CompletionRequest)).prompt == "x"
+
+
+def test_an_error_does_not_repeat_megabytes() -> None:
+    """The beginning and the end of a message stay: the field, and what is wrong."""
+    for error in (
+        InvalidField("stop", f"{'x' * 1_000_000!r} is no text"),
+        InvalidField("structured_outputs." + "k" * 1_000_000, "is no text"),
+        UnknownModel("m" * 1_000_000, ("counter",)),
+    ):
+        told = error.as_body()["error"]
+        assert len(told["message"]) < 2100 and len(told["param"] or "") < 2100
+        assert " … " in told["message"]
+    short = InvalidField("stop", "x" * 1000).as_body()["error"]
+    assert short["message"] == "stop: " + "x" * 1000 and short["param"] == "stop"
