@@ -36,7 +36,8 @@ INLINE_PARTS = 256
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 _MIXED = "mixes texts and token ids"
-_RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
+_RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "self"})
+"""Variables of a template that are set otherwise: by fields of a request, and `self` by the template language."""
 
 
 _controls: WeakKeyDictionary[Tokenizer, ControlTexts] = WeakKeyDictionary()
@@ -115,7 +116,7 @@ async def chat_prompt(
     """
     taken = _RESERVED & template_arguments.keys()
     if taken:
-        raise InvalidField(f"chat_template_kwargs.{min(taken)}", "is set by its own field")
+        raise InvalidField(f"chat_template_kwargs.{min(taken)}", "is a variable of templates that is set otherwise")
     made = await _for_template(messages)
     await check_length(sum(len(m["content"]) for m in made), tokenizer, bounds, where)
     end = ""

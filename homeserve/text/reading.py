@@ -10,7 +10,7 @@ Rules, where the formats leave it open:
 - A mark that is a control token counts everywhere; one that is spelled opens a thought only where no text came before,
   since a text may speak of it.
 - A call inside a thought is a call, and the thought goes on behind it. Models do that, and mean it.
-- What only looked like a call is text. What is cut off stays cut off; of a mark that closes a call nothing stays.
+- What only looked like a call is text. What is cut off stays cut off; of a closing mark nothing stays.
 - Nothing is lost but marks and the space around them.
 """
 
@@ -169,7 +169,7 @@ class _Formats:
         self._parts.turn_to(PartKind.THOUGHT)
         while True:
             marks = tuple(mark for mark in (self._thought[1], *self._call_marks()) if mark)
-            mark = yield from self._cursor.until(marks, self._parts.text, self._due)
+            mark = yield from self._cursor.until(marks, self._parts.text, lambda: (self._thought[1], *self._due()))
             if not mark:
                 return  # cut off: it ends inside the thought
             if mark == self._thought[1]:

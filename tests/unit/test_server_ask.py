@@ -342,9 +342,10 @@ def test_the_beginning_token_comes_once() -> None:
     assert conversation(messages, add_bos=True)[0].ids == (257, 97)
 
 
-def test_template_arguments_cannot_replace_the_messages() -> None:
-    with pytest.raises(InvalidField, match="chat_template_kwargs.messages"):
-        conversation([{"role": "user", "content": "a"}], template_arguments={"messages": []})
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "self"])
+def test_template_arguments_cannot_replace_what_is_set_otherwise(name: str) -> None:
+    with pytest.raises(InvalidField, match=f"chat_template_kwargs.{name}"):
+        conversation([{"role": "user", "content": "a"}], template_arguments={name: []})
 
 
 def test_chat_and_completions_read_the_same_sampling_fields() -> None:

@@ -45,6 +45,14 @@ def test_of_a_mark_that_was_to_close_a_call_nothing_stays(form: str, call: str, 
         assert (part.kind, part.name, part.text) == (PartKind.CALL, "f", arguments)
 
 
+def test_of_a_mark_that_was_to_close_a_thought_nothing_stays() -> None:
+    think = next(form for form in THOUGHTS if form.name == "think-tags")
+    for cut in range(len(think.closes)):
+        reader = DialectReader(Dialect(think, None))
+        made = merged([*reader.push("<think>\nhm\n" + think.closes[:cut]), *reader.finish()])
+        assert made == (Part(PartKind.THOUGHT, "hm"),)
+
+
 def test_the_same_text_behind_other_text_is_text() -> None:
     _, text = read("generic", JSON_CALL + "\n</tool_call> where 1 <")
     assert text.text == "where 1 <"
