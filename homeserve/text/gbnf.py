@@ -2,7 +2,11 @@
 over is written otherwise before:
 
 - rules whose names fall together in Lark (`a-b` and `a_b`), or that are called `start`, get names of their own;
-- characters that are written as `\\uXXXX`, or as `\\xXX` beyond ASCII, are written as themselves.
+- characters that are written as `\\uXXXX`, or as `\\xXX` beyond ASCII, are written as themselves;
+- a repetition of nothing but a repetition, `("a"+){2}`, gets an empty text beside the inner one, which the conversion
+  would leave without its parentheses.
+
+What the compiler says of the Lark is told with the rule and the line that it came from (`rule_at`).
 
 One thing stays different: what llguidance takes for one word (a rule without recursion) is read as far as it goes. So
 where such a word may end with blanks and blanks follow, the first take them all. What comes out fits the grammar.
@@ -19,11 +23,13 @@ _TOKEN = re.compile(
     (?P<text>"(?:\\.|[^"\\])*")         # a literal
   | (?P<set>\[(?:\\.|[^\]\\])*\])       # a class of characters
   | (?P<comment>\#[^\r\n]*)
+  | (?P<repeated>(?:[*+?]|\{[^}]*\})(?=\s*\)\s*[*+?{]))
   | (?P<count>\{[^}]*\})
   | (?P<name>[\w-]+)
     """,
     re.VERBOSE | re.DOTALL,
 )
+_DEFINES = re.compile(r"\s*::=")
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 
 
@@ -36,6 +42,29 @@ def lark_of_gbnf(grammar: str) -> str:
         raise ValueError("is nested too deeply") from None
     except Exception as error:  # noqa: BLE001  the converter raises bare Exception for what is wrong in the grammar
         raise ValueError(f"is no GBNF: {error}") from None
+
+
+def rule_at(grammar: str, lark: str, line: int) -> tuple[str, int] | None:
+    """The rule of `grammar` that stands on a line (1 the first) of the Lark made of it, and the line where it begins;
+    None where there is none."""
+    above = reversed(lark.splitlines()[:line])
+    made = next((found[1] for text in above if (found := re.match(r"(\w+):", text))), None)
+    if made is None:
+        return None
+    names = _Names()
+    rules: dict[str, tuple[str, int]] = {"start": ("root", 1)}
+    for found in _TOKEN.finditer(grammar):
+        if found.lastgroup == "name":
+            given = names(found[0])
+            if _DEFINES.match(grammar, found.end()):
+                key = "start" if given == "root" else _key(given)
+                rules[key] = (found[0], grammar.count("\n", 0, found.start()) + 1)
+    return rules.get(_key(made))
+
+
+def _key(name: str) -> str:
+    """The same for all names that fall together in Lark."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 class _Names:
@@ -54,7 +83,7 @@ class _Names:
 
     def _free(self, name: str) -> str:
         made, number = name, 2
-        while (key := re.sub(r"[^a-z0-9]", "", made.lower())) in self._taken:
+        while (key := _key(made)) in self._taken:
             made, number = f"{name}-n{number}", number + 1
         self._taken.add(key)
         return made
@@ -66,6 +95,8 @@ def _rewritten(found: re.Match[str], names: _Names) -> str:
         return names(whole)
     if found.lastgroup in ("text", "set"):
         return _ESCAPE.sub(_character, whole)
+    if found.lastgroup == "repeated":
+        return f'{whole} ""'
     return whole
 
 

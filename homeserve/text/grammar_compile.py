@@ -21,7 +21,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from homeserve.text.gbnf import lark_of_gbnf
+from homeserve.text.gbnf import lark_of_gbnf, rule_at
 from homeserve.text.grammar_wire import (
     CHOICE,
     GBNF,
@@ -52,10 +52,20 @@ Entry = dict[str, Any]
 class Refused(Exception):
     """Why there is no grammar."""
 
-    def __init__(self, what: str, *, unsatisfiable: bool = False, of_calls: bool = False, function: str = "") -> None:
+    def __init__(
+        self,
+        what: str,
+        *,
+        unsatisfiable: bool = False,
+        of_calls: bool = False,
+        function: str = "",
+        line: int | None = None,
+    ) -> None:
+        """`line`: where the compiler found it in its own text."""
         self.unsatisfiable = unsatisfiable
         self.of_calls = of_calls
         self.function = function
+        self.line = line
         super().__init__(what)
 
 
@@ -120,7 +130,7 @@ class Compiler:
         calls = self._calls(asked.calls) if asked.calls is not None else None
         ignored: list[str] = []
         if answer is not None:
-            ignored += self._compiled([answer])
+            ignored += self._compiled_answer(asked, answer)
         if calls is not None:
             try:
                 ignored += self._compiled([calls])
@@ -131,6 +141,14 @@ class Compiler:
         if len(grammar.encode()) > GRAMMAR_BYTES_LIMIT:
             raise Refused(f"is larger than {GRAMMAR_BYTES_LIMIT >> 10} KiB as a grammar", of_calls=answer is None)
         return Checked(grammar=grammar, ignored=list(dict.fromkeys(ignored)))
+
+    def _compiled_answer(self, asked: Check, answer: Entry) -> list[str]:
+        try:
+            return self._compiled([answer])
+        except Refused as error:
+            if asked.kind == GBNF and not error.unsatisfiable:
+                raise Refused(_of_translation(error, asked.value, answer["lark_grammar"])) from None
+            raise
 
     def _together(self, answer: Entry | None, calls: Entry | None, *, in_channels: bool) -> list[Entry]:
         """One grammar list of both. Text in channels has the head of its message before it, with the end of the thought
@@ -267,12 +285,14 @@ _ENTRIES: dict[str, Callable[[Check], Entry]] = {
 # -------------------------------------------------------------------------------------------------------------- errors
 
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: (\[.*\])")
+_PLACE = re.compile(r"(?:at )?(\d+)\(\d+\): ")
 _FORMAT = re.compile(r"Unknown format: (.*)")
 
 
 def _refused(error: str) -> Refused:
     """llguidance's words as ours. The drawing of the place in its own text, and its own state, are left out."""
     said = re.split(r"\n\s+\d+ \||\n<state>", error)[0].strip()
+    line = int(found[1]) if (found := _PLACE.match(said)) else None
     said = re.sub(r"^at \d+\(\d+\): ", "", said)
     if said.startswith("NoExtension"):
         return Refused(_NOTHING_FITS, unsatisfiable=True)
@@ -285,7 +305,19 @@ def _refused(error: str) -> Refused:
     names = _ignored(said)
     if names:
         return Refused(f"{', '.join(names)} cannot be enforced (without strict it would be ignored)")
-    return Refused(said)
+    return Refused(said, line=line)
+
+
+def _of_translation(error: Refused, grammar: str, lark: str) -> str:
+    """What the compiler says of Lark, for who wrote GBNF."""
+    found = rule_at(grammar, lark, error.line) if error.line is not None else None
+    if found is None:
+        return f"{_without_place(error)} (of its translation to Lark)"
+    return f"rule {found[0]!r}, line {found[1]}: {_without_place(error)} (of its translation to Lark)"
+
+
+def _without_place(error: Refused) -> str:
+    return _PLACE.sub("", str(error))
 
 
 def _ignored(warning: str) -> list[str]:

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from homeserve.wire.faults import ForcedDrafts
 from homeserve.wire.records import Logprobs, Sample, Sampling
-from homeserve.worker.drawn import NO_TOKEN
 from homeserve.worker.course import GuideFailed
+from homeserve.worker.drawn import NO_TOKEN
 from homeserve.worker.lanes import Group, Lane, Lanes
 from homeserve.worker.sampling import draw, logprobs
 

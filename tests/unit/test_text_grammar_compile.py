@@ -112,6 +112,11 @@ GRAMMARS: list[tuple[str, list[str], list[str]]] = [
     (r'root ::= "\"\\" [\]\[^"]{2,3} "\U0001F600"', ['"\\[]😀', '"\\^"^😀'], ['"\\]😀']),
     ('root ::= a |\n  b\na ::= "1" # one\nb ::= "2"', ["1", "2"], ["3"]),
     ('root ::= ("a" | "b"){2} c?\nc ::= c "x" | "y"', ["ab", "bayxx"], ["a", "aax"]),
+    (
+        'root ::= ("a"{1,2}){2} (("b"+ )* | "c" ( "d"? )+ # so\n) [)*]',
+        ["aa)", "aaaabb*", "aacdd)"],
+        ["a)", "aaaaa)", "aab"],
+    ),
     ("root ::= jp+\njp ::= [ぁ-ゟ] | [一-鿿]", ["ぁ一"], ["x"]),
 ]
 
@@ -120,6 +125,21 @@ GRAMMARS: list[tuple[str, list[str], list[str]]] = [
 def test_gbnf_is_taken(text: str, fits: list[str], other: list[str]) -> None:
     made = grammar(GBNF, text)
     assert all(takes(made, each) for each in fits) and not any(takes(made, each) for each in other)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('root ::= foo\n\n# so\nfoo ::= "a"{3,1}', "rule 'foo', line 4: range end must be >= start"),
+        ('root ::= a_b a-b\na-b ::= [z-a]\na_b ::= "x"', "rule 'a-b', line 2: invalid regex"),
+        ('start ::= [z-a]\n root ::= start', "rule 'start', line 1: invalid regex"),
+        ("root ::= [z-a]", "rule 'root', line 1: invalid regex"),
+        ('root ::= "x" $ "y"', "is no GBNF: Expected name at line 1"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_gbnf_is_told_of_the_clients_own_text(text: str, said: str) -> None:
+    found = COMPILER.check(Check(GBNF, text)).error
+    assert found.startswith(said) and (said.startswith("is no") or found.endswith("(of its translation to Lark)"))
 
 
 def test_lark_may_name_control_tokens() -> None:
