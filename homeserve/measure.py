@@ -195,8 +195,8 @@ def card_totals(
 
 class MeasuredBudget:
     """The body of `/v1/homeserve/budget`: the plan's document as it was made before the load, and what is held now, of
-    the lines of the `layout` that is in force. What comes with a first guided answer is in the sum once it is there, and
-    `later_mib` before."""
+    the lines of the `layout` that is in force. What comes with a first guided answer is in the sum once it is there,
+    and `later_mib` before."""
 
     def __init__(
         self,

@@ -85,7 +85,10 @@ def test_the_first_guided_answer_takes_what_was_planned_for_it(
         workers = rows["worker processes"]
         assert workers["measured_mib"] <= before["worker processes"]["measured_mib"] + 4, workers
         total = body["measured_total"]
-        assert total["later_mib"] == 0 and close(total["predicted_mib"], total["smaps_mib"], 0.03, 64), total
+        assert total["later_mib"] == 0 and total["smaps_mib"] <= total["predicted_mib"], total
+        # A vocabulary is planned for the moment at which it is read, and holds less afterwards.
+        spare = sum(rows[name]["predicted_mib"] - rows[name]["measured_mib"] for name in LATER)
+        assert close(total["predicted_mib"] - spare, total["smaps_mib"], 0.03, 64), total
 
 
 def test_the_control_group_agrees_and_a_box_of_2_gib_is_planned_for(

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from budget import host_lines
 from budget.advice import Subject, answer, changed
 from budget.ceilings import ceilings
 from budget.facts import GIB, MIB, Box, Card, CpuFacts, MemoryFacts, ModelShape
@@ -376,6 +377,17 @@ def test_the_limit_that_is_told_fits_and_one_page_more_does_not() -> None:
     most = fitting(alone, shape("dense27b"), wish).most_tokens
     assert fitting(alone, shape("dense27b"), replace(wish, context=most)).context == most
     assert isinstance(planned(alone, shape("dense27b"), replace(wish, context=most + 32)), Refusal)
+
+
+def test_every_plan_has_what_comes_with_a_first_guided_answer() -> None:
+    """From the start on and at any moment: nobody asks before whether there will be one."""
+    roomy = Box("box", MemoryFacts(4 * GIB, 4 * GIB, "MemTotal", 3 * GIB, 0), CPU)
+    outcome = answer(Subject(roomy, load_shape("smollm2-135m-q4_1"), file_fixed=True), Wish(devices=("cpu",)))
+    assert isinstance(outcome, Plan)
+    found = {line.name: line for line in outcome.lines}
+    wanted = {"vocabulary": host_lines.vocabulary_bytes(outcome.shape), "grammar process": host_lines.grammar_bytes()}
+    assert {name: found[name].bytes for name in wanted} == wanted
+    assert all(found[name].held == MOMENTS and found[name].source == "measured" for name in wanted)
 
 
 def test_a_floor_that_binds_is_lowered_at_the_end() -> None:

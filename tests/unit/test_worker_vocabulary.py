@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,27 @@ def test_a_checkpoints_vocabulary_is_read_once_and_padded() -> None:
     assert vocabulary.containing("1") == {token for token in range(size) if b"1" in spellings[token]}
     everything = allowed(vocabulary.trie, "start: /(.|\\n)+/")
     assert not set(everything) & ({*range(tokenizer.vocab_size, size + 1)} | set(tokenizer.special_ids))
+
+
+def test_what_a_vocabulary_was_read_from_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint's keys, and the tokenizer with all of its tokens."""
+    opened = checkpoints.open(str(COUNTER), folder_families)
+    source = Source(opened.path, opened.tokenizer)
+    opened.close()
+    vocabulary = Vocabulary(source, 512)
+    kept: list[weakref.ref[Any]] = [weakref.ref(source)]
+    from_checkpoint = Tokenizer.from_checkpoint
+
+    def noted(source: Any, **more: Any) -> Tokenizer:
+        tokenizer = from_checkpoint(source, **more)
+        kept.append(weakref.ref(tokenizer))
+        return tokenizer
+
+    monkeypatch.setattr(Tokenizer, "from_checkpoint", noted)
+    del source, opened
+    assert vocabulary.trie.vocab_size == 513 and vocabulary.containing("1")
+    gc.collect()
+    assert len(kept) == 2 and not [each for each in kept if each() is not None]
 
 
 def test_several_threads_build_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
