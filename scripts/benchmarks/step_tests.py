@@ -28,7 +28,8 @@ STREAMS = (1, 64)
 MOST = max(STREAMS)
 TESTS = (STEP, f"{STEP}64", f"{STEP}_gap", f"{STEP}_gap64")
 PROMPT = 8
-ANSWER = 960
+ANSWER = {1: 960, 64: 200}
+"""Tokens of each answer: some longer than the window."""
 CONTEXT = 1024
 WINDOW_S = {1: 4.0, 64: 8.0}
 """A clock of the system ticks each 10 ms: of a window of some seconds that is less than a percent."""
@@ -77,7 +78,7 @@ def step(server: Server, streams: int, prompts: Prompts) -> tuple[float, float]:
     """(CPU milliseconds of the engine, idle milliseconds of the worker), for each plan of a window."""
     errors: list[Exception] = []
     asking = [
-        threading.Thread(target=_ask, args=(server.url, prompts.draw(PROMPT), errors), daemon=True)
+        threading.Thread(target=_ask, args=(server.url, prompts.draw(PROMPT), ANSWER[streams], errors), daemon=True)
         for _ in range(streams)
     ]
     for thread in asking:
@@ -110,9 +111,9 @@ def reading(server: Server) -> Reading:
     return Reading(int(plans), float(rank["idle_ms"]), spent.user + spent.system, int(running))
 
 
-def _ask(url: str, prompt: list[int], errors: list[Exception]) -> None:
+def _ask(url: str, prompt: list[int], answer: int, errors: list[Exception]) -> None:
     try:
-        complete(url, prompt, ANSWER)
+        complete(url, prompt, answer)
     except (OSError, RuntimeError, http.client.HTTPException) as error:
         errors.append(error)
 
