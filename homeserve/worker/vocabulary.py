@@ -9,8 +9,8 @@ the plans that go on meanwhile (`homeserve.worker.guide`).
 
 **What is kept.** The spellings in one piece, the tokenizer's library for what is forced (below), llguidance's tries.
 The tokenizer itself, with each token as an object or two, is let go before the tries are made, and so are the keys of
-the checkpoint; freed memory goes back to the system, because whoever is next to need it may be another process. What all
-of this may take at its worst moment is a line of the plan (`budget.host_lines.vocabulary_bytes`).
+the checkpoint; freed memory goes back to the system, because whoever is next to need it may be another process. What
+all of this may take at its worst moment is a line of the plan (`budget.host_lines.vocabulary_bytes`).
 
 **Padding.** A row of logits may be longer than the vocabulary. Ids past its end have no spelling; no grammar allows
 them.
