@@ -5,7 +5,8 @@ helper (`homeserve.text.grammar_worker`), as functions.
     tools ──calls_grammar──▶ another one ───┴─▶ a grammar list ──compiled──▶ Checked
 
 A grammar is compiled against a vocabulary of single bytes and the model's control tokens, and asked what may come
-first. So every error of its own is found here; what depends on the model's longer tokens is only how fast it is.
+first, and behind that. So nearly every error of its own is found here, and not where the answer begins; what depends on
+the model's longer tokens is only how fast it is.
 
 llguidance tells what is wrong with a schema, and not where. The place is found by compiling the schemas inside it, down
 to the innermost one that fails alike.
@@ -238,10 +239,17 @@ class Compiler:
             raise _refused(told[0])
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
         if not matcher.is_error():
-            matcher.compute_bitmask()
+            self._take_first(matcher)
         if matcher.is_error():
             raise _refused(matcher.get_error())
         return [name for warning in told for name in _ignored(warning)]
+
+    def _take_first(self, matcher: LLMatcher) -> None:
+        """Ask what may come first, and take one of it: a grammar of thousands of alternatives fails there."""
+        bits = int.from_bytes(matcher.compute_bitmask(), "little")
+        allowed = bits & ~(1 << self._tokenizer.eos_token)
+        if allowed:
+            matcher.consume_token((allowed & -allowed).bit_length() - 1)
 
 
 def _text(entries: Sequence[Entry]) -> str:

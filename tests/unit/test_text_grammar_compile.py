@@ -142,6 +142,12 @@ def test_what_is_wrong_with_gbnf_is_told_of_the_clients_own_text(text: str, said
     assert found.startswith(said) and (said.startswith("is no") or found.endswith("(of its translation to Lark)"))
 
 
+def test_a_grammar_with_too_many_ways_to_go_on_is_refused_before_it_is_drawn_from() -> None:
+    assert "items; max is 2000" in COMPILER.check(Check(CHOICE, [f"{i:05}" for i in range(2100)])).error
+    assert not COMPILER.check(Check(CHOICE, [f"{i:05}" for i in range(500)])).error
+    assert not COMPILER.check(Check(REGEX, "")).error, "where nothing but the end may come first"
+
+
 def test_lark_may_name_control_tokens() -> None:
     made = grammar(LARK, "start: <tool_call> WORD <[9]>\nWORD: /[a-z]+/")
     assert takes(made, spelled(399, "ab", 9)) and not takes(made, "<tool_call>ab<|end|>")
