@@ -156,6 +156,11 @@ class NotedRunner(Runner):
         return given
 
 
+def unread(stream: TokenStream) -> list[int]:
+    """The tokens that its reader has not taken yet."""
+    return [token for event in stream._unread for token in event.tokens]
+
+
 class PaperFleet:
     """Three ranks and their engine. `run(script)` has `script` play in the engine's place, and then stops all."""
 
@@ -331,7 +336,7 @@ class PaperFleet:
 
     def finish(self, *streams: TokenStream) -> list[list[int]]:
         self.hear_until(lambda: all(stream.finished for stream in streams))
-        return [list(stream._tokens) for stream in streams]
+        return [unread(stream) for stream in streams]
 
     def flip(self, to: str) -> FlipRecord:
         """To its end; it has to be committed."""

@@ -24,6 +24,7 @@ from corpse_rig import (
     long_answers,
     long_prompt,
     right,
+    unread,
 )
 from engine_flip_rig import FlipTrace, numbers, ones, run
 from flip_rig import Rig
@@ -103,8 +104,8 @@ def test_J3() -> None:
         prompt = tuple(range(1, 36))
         stream = fleet.submit(prompt, 40)
         for to in (TENSOR, PIPELINE):
-            seen = len(stream._tokens)
-            fleet.hear_until(lambda seen=seen: len(stream._tokens) > seen + 3)  # type: ignore[misc]
+            seen = len(unread(stream))
+            fleet.hear_until(lambda seen=seen: len(unread(stream)) > seen + 3)  # type: ignore[misc]
             fleet.flip(to)
             assert fleet.layout == to and not stream.finished
             for runner in fleet.runners:

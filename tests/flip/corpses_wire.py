@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpse_rig import EVERY, PIPELINE, SLOT_BYTES, TENSOR, PaperFleet, right
+from corpse_rig import EVERY, PIPELINE, SLOT_BYTES, TENSOR, PaperFleet, right, unread
 from engine_flip_rig import FLIP_KINDS, RANKS, SimFleet, flip_limits, limits, run
 from ranks import over_memory
 from test_engine_flip_engine import asked, make
@@ -300,7 +300,7 @@ def test_I_w() -> None:
         with pytest.raises(NameError, match="counts"):
             fleet.flip(PIPELINE)
         assert fleet.engine.failure is not None and "counts" in fleet.engine.failure.message
-        assert stream.finished and stream._error and fleet.engine.gave_up.is_set()
+        assert stream.finished and stream._unread[-1].error and fleet.engine.gave_up.is_set()
 
     for wrong in ("draining", "verifying", "checking"):
         PaperFleet(2).run(partial(script, wrong=wrong))
@@ -366,7 +366,7 @@ def test_R() -> None:
 
     def script(fleet: PaperFleet) -> None:
         going, staying = fleet.submit(SHORT, 3), fleet.submit(LONG, 20)
-        fleet.hear_until(lambda: len(going._tokens) == 2)
+        fleet.hear_until(lambda: len(unread(going)) == 2)
         fleet.flip(TENSOR)
         assert going.finished
         (census,) = (plan for plan in fleet.plans.values() if plan.kind is PlanKind.CENSUS)
