@@ -41,6 +41,7 @@ from homeserve.text.json_schemas import Schema, can_end, children, prepared
 PLACE_S = 1.0
 """How long the place of an error is looked for: each look compiles a schema. Then it is told as far as it is known."""
 ERROR_CHARS_MAX = 400
+_TOO_WIDE = "Current row has"
 _NOTHING_FITS = "nothing can ever fit it"
 _BYTES = 256
 _END = b"<the end of the answer>"
@@ -238,18 +239,22 @@ class Compiler:
         if failed:
             raise _refused(told[0])
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
-        if not matcher.is_error():
-            self._take_first(matcher)
         if matcher.is_error():
             raise _refused(matcher.get_error())
+        self._take_first(matcher)
         return [name for warning in told for name in _ignored(warning)]
 
     def _take_first(self, matcher: LLMatcher) -> None:
-        """Ask what may come first, and take one of it: a grammar of thousands of alternatives fails there."""
+        """Ask what may come first, and take one of it. Raises Refused for a grammar of thousands of alternatives, which
+        would fail on a rank at its first token. What else is wrong behind it depends on how a model cuts texts."""
         bits = int.from_bytes(matcher.compute_bitmask(), "little")
+        if matcher.is_error():
+            raise _refused(matcher.get_error())
         allowed = bits & ~(1 << self._tokenizer.eos_token)
-        if allowed:
-            matcher.consume_token((allowed & -allowed).bit_length() - 1)
+        if allowed and not matcher.consume_token((allowed & -allowed).bit_length() - 1):
+            error = matcher.get_error()
+            if _TOO_WIDE in error:
+                raise _refused(error)
 
 
 def _text(entries: Sequence[Entry]) -> str:
@@ -299,7 +304,7 @@ _FORMAT = re.compile(r"Unknown format: (.*)")
 
 def _refused(error: str) -> Refused:
     """llguidance's words as ours. The drawing of the place in its own text, and its own state, are left out."""
-    said = re.split(r"\n\s+\d+ \||\n<state>", error)[0].strip()
+    said = re.split(r"\n\s+\d+ \||\n<(?:state|non-verbose)", error)[0].strip()
     line = int(found[1]) if (found := _PLACE.match(said)) else None
     said = re.sub(r"^at \d+\(\d+\): ", "", said)
     if said.startswith("NoExtension"):
