@@ -98,10 +98,11 @@ def visit(request: pytest.FixtureRequest, server: Run, commit: str) -> Callable[
         least: int = 1,
         refused: int = 0,
         probes: bool = False,
+        says: tuple[str, ...] = (),
         timeout_s: float = CLIENT_S,
     ) -> Row:
         """`refused`: errors that it provokes. `probes`: it asks for paths of other servers, to know which one this is;
-        each is told 404."""
+        each is told 404. `says`: what it must have printed."""
         before = answers(server)
         try:
             done = subprocess.run(
@@ -127,6 +128,7 @@ def visit(request: pytest.FixtureRequest, server: Run, commit: str) -> Callable[
         row = Row(tool, version, command, done.returncode, told.total(), max(0, wrong), refused, tier, commit, day)
         _keep(row)
         assert done.returncode == 0, (row, done.stdout[-2000:], done.stderr[-4000:])
+        assert all(each in done.stdout for each in says), (row, done.stdout)
         assert told.total() >= least, row
         assert wrong == 0, (row, told)
         return row
