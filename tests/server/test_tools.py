@@ -165,4 +165,4 @@ def test_wrong_tools_are_the_clients_error(client: openai.OpenAI) -> None:
         with pytest.raises(openai.BadRequestError) as wrong:
             ask(client, tools=tools, tool_choice="required")
         assert wrong.value.code == code and str(wrong.value.param).startswith("tools")
-        assert "[0].function.parameters" in wrong.value.message
+        assert "'f', function.parameters: " in wrong.value.message
