@@ -109,7 +109,7 @@ def _wire_log() -> logging.Logger:
 
 
 def _brief(record: logging.LogRecord) -> bool:
-    if record.exc_info and isinstance(record.exc_info[1], HttpProcessingError):
+    if record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | web.RequestPayloadError):
         record.msg = f"{record.getMessage()}: {type(record.exc_info[1]).__name__}"
         record.args = ()
         record.exc_info = None
