@@ -77,10 +77,11 @@ def whole_share(card: Card, host_bytes: int | None, more: int, floor: int, doubt
 
 
 def free_carve_out(card: Card) -> int | None:
-    """What others leave of the carve-out, where that is known."""
-    if card.free_bytes is not None or card.total_bytes is None or card.used_bytes is None:
+    """What others leave of the carve-out, where that is known: what is free, and no more than what is not in use."""
+    if card.total_bytes is None or card.used_bytes is None:
         return card.free_bytes
-    return card.total_bytes - card.used_bytes
+    unused = card.total_bytes - card.used_bytes
+    return unused if card.free_bytes is None else min(card.free_bytes, unused)
 
 
 def _carve_out(card: Card, held: int, doubts: list[Doubt]) -> int | None:

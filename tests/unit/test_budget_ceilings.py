@@ -562,6 +562,16 @@ def test_more_memory_never_lowers_a_ceiling(
                 assert after.ceiling_bytes is not None and after.ceiling_bytes >= before.ceiling_bytes
 
 
+def test_a_carve_out_gives_no_more_than_is_not_in_use() -> None:
+    """Free and used may add up to more than there is by what drivers round. If that much were believed, a little more
+    that is said to be free would be a contradiction, and so less."""
+    for free in (0, 32, 64, 65):
+        card = Card(
+            "amd", "card-0", "one", unified=True, total_bytes=65 * MIB, used_bytes=40 * MIB, free_bytes=free * MIB
+        )
+        assert only(ceilings(a_box(card), 0)).ceiling_bytes == min(free, 25) * MIB
+
+
 @given(boxes(), helds, st.integers(0, 8192), st.integers(0, 8192))
 @settings(max_examples=EXAMPLES)
 def test_a_larger_floor_never_raises_a_ceiling(box: Box, held: dict[str, int], one: int, two: int) -> None:
