@@ -1,9 +1,10 @@
-"""Names of control tokens in what a message says, or a tool's description: they are text there, and must not open or
-close a turn. Descriptions count as much as messages: agents pass on those of tool servers that strangers run.
+"""Names of control tokens in what a message says, a tool's description or an argument of the template (documents to
+answer from): they are text there, and must not open or close a turn. Descriptions and documents count as much as
+messages: agents pass on those of tool servers that strangers run, and pages that strangers wrote.
 
 A template weaves all of it into one prompt, in which nobody can tell any more whether `<|im_end|>` was written by the
-template or by a user. So before rendering, each such name in a message or a tool is broken by a mark, a character that
-stands in no text (a Unicode noncharacter that these do not have). Templates trim and join texts, but they carry the
+template or by a user. So before rendering, each such name in any of them is broken by a mark, a character that stands
+in no text (a Unicode noncharacter that these do not have). Templates trim and join texts, but they carry the
 mark along. What is whole in the rendered prompt is the template's own. The prompt is cut there, where the tokenizer
 would cut it too; the pieces in between that have a mark lose it and are encoded with control tokens not obeyed.
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,10 +29,11 @@ _REASONING = frozenset({"<think>", "</think>"})
 
 @dataclass(frozen=True)
 class Marked:
-    """Messages and tools for the template; `mark` None: nothing had to be broken."""
+    """What the template is given; `mark` None: nothing had to be broken."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
+    arguments: dict[str, Any]
     mark: str | None
 
 
@@ -46,27 +48,40 @@ class ControlTexts:
         # A look-ahead, because names may overlap.
         self._start = re.compile("(?=" + "|".join(map(re.escape, starts)) + ")") if starts else None
 
-    async def mark(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> Marked:
-        """Both with each name in their texts broken; off the loop where they may be long. Raises InvalidField."""
+    async def mark(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> Marked:
+        """All with each name in their texts broken; off the loop where they may be long. Raises InvalidField."""
         if (
             not tools
+            and not any(isinstance(value, dict | list) for value in (arguments or {}).values())
             and sum(len(message["content"]) for message in messages) <= INLINE_CHARS
             and not any("tool_calls" in message or "reasoning_content" in message for message in messages)
         ):
-            return self.marked(messages)
-        return await asyncio.to_thread(self.marked, messages, tools)
+            return self.marked(messages, None, arguments)
+        return await asyncio.to_thread(self.marked, messages, tools, arguments)
 
-    def marked(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> Marked:
-        tools = tools or []
+    def marked(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> Marked:
+        tools, given = tools or [], dict(arguments or {})
         try:
-            texts = list(_texts_of([messages, tools]))
+            texts = list(_texts_of([messages, tools, list(given.values())]))
             if not any(True for text in texts for _ in self._found(text)):
-                return Marked(messages, tools, None)
+                return Marked(messages, tools, given, None)
             mark = next((mark for mark in _MARKS if not any(mark in text for text in texts)), None)
             if mark is None:
                 raise InvalidField("messages", "have every noncharacter of Unicode and names of control tokens")
             broken = [self._broken_message(message, mark) for message in messages]
-            return Marked(broken, self._broken(tools, mark, frozenset()), mark)
+            none = frozenset[str]()
+            given = {name: self._broken(value, mark, none) for name, value in given.items()}
+            return Marked(broken, self._broken(tools, mark, none), given, mark)
         except RecursionError:
             raise InvalidField("messages", "are nested too deeply") from None
 

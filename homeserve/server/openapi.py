@@ -27,13 +27,13 @@ from homeserve.errors import FlipNotBegun, Forbidden, RequestError, RequestFaile
 from homeserve.server.answer_schemas import AnthropicError, Error
 from homeserve.server.bodies import encode
 from homeserve.server.keys import is_open
-from homeserve.server.route import EVENTS, JSON, Answer, Dialect, Route, Stream
+from homeserve.server.route import EVENTS, JSON, Answer, ErrorShape, Route, Stream
 
 VERSION = "3.1.0"
 _SCHEMAS = "#/components/schemas/"
 _EDGE: tuple[type[RequestError], ...] = (Unauthorized, Forbidden, RequestFailed)
 """What the edge may answer on every route."""
-_SHAPES: dict[Dialect, type[msgspec.Struct]] = {Dialect.OPENAI: Error, Dialect.ANTHROPIC: AnthropicError}
+_SHAPES: dict[ErrorShape, type[msgspec.Struct]] = {ErrorShape.OPENAI: Error, ErrorShape.ANTHROPIC: AnthropicError}
 _CODES: dict[type[RequestError], dict[int, tuple[str, ...]]] = {
     Forbidden: {403: ("forbidden_host", "forbidden_origin")},
     FlipNotBegun: {
@@ -156,7 +156,7 @@ def _responses(route: Route, described: dict[Any, Any]) -> dict[str, Any]:
         content = made[route.answers[0].status].setdefault("content", {})
         content[EVENTS] = {"schema": _event(route.stream, described)}
     for status, codes in sorted(_codes(route).items()):
-        _add_error(made, status, codes, described[_SHAPES[route.dialect]], route.dialect)
+        _add_error(made, status, codes, described[_SHAPES[route.error_shape]], route.error_shape)
     return {str(status): made[status] for status in sorted(made)}
 
 
@@ -193,11 +193,11 @@ def _event(stream: Stream, described: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _add_error(
-    made: dict[int, dict[str, Any]], status: int, codes: Sequence[str], shape: dict[str, Any], dialect: Dialect
+    made: dict[int, dict[str, Any]], status: int, codes: Sequence[str], shape: dict[str, Any], error_shape: ErrorShape
 ) -> None:
     """Describe errors of a status; one that is an answer too (health's 503) stays what it is, or the error."""
     schema = shape
-    if dialect is Dialect.OPENAI:
+    if error_shape is ErrorShape.OPENAI:
         code = {"properties": {"code": {"enum": sorted(codes)}}}
         schema = {"allOf": [shape, {"properties": {"error": code}}]}
     known = made.get(status)
@@ -241,7 +241,7 @@ def _types(routes: Iterable[Route]) -> Iterator[Any]:
     for route in routes:
         answers = [answer.schema for answer in route.answers]
         events = [kind for kinds in route.stream.events.values() for kind in kinds] if route.stream is not None else []
-        for kind in (route.body, *answers, *events, _SHAPES[route.dialect]):
+        for kind in (route.body, *answers, *events, _SHAPES[route.error_shape]):
             if kind not in seen:
                 seen.add(kind)
                 yield kind

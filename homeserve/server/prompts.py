@@ -111,8 +111,9 @@ async def chat_prompt(
     """The conversation as the model's template writes it, in tokens. Raises InvalidField.
 
     The template writes the beginning-of-text token itself where it wants one; if the model wants one and the template
-    wrote none, it is put in front, and there are never two. What a message or a tool says is text: a control token's
-    name in it is not obeyed (`ControlTexts`). With `continue_last` the prompt ends where the last message's text does.
+    wrote none, it is put in front, and there are never two. What a message, a tool or an argument of the template says
+    is text: a control token's name in it is not obeyed (`ControlTexts`). With `continue_last` the prompt ends where the
+    last message's text does.
     """
     taken = _RESERVED & template_arguments.keys()
     if taken:
@@ -124,12 +125,12 @@ async def chat_prompt(
         made, end = with_mark(made, where)
     control = await _control_of(tokenizer)
     with _called(where):
-        marked = await control.mark(made, tools)
+        marked = await control.mark(made, tools, template_arguments)
         text = await templates.render(
             marked.messages,
             tools=marked.tools or None,
             add_generation_prompt=add_generation_prompt,
-            **template_arguments,
+            **marked.arguments,
         )
     if continue_last:
         text = until_mark(text, end, where)

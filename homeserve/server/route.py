@@ -35,7 +35,7 @@ GENERATES: tuple[type[RequestError], ...] = (SchemaUnsatisfiable, QueueFull, Dra
 """Errors of routes that do so; those of the edge (401, 403, 405, 500) every route has."""
 
 
-class Dialect(StrEnum):
+class ErrorShape(StrEnum):
     """Whose shape the errors of a route have."""
 
     OPENAI = "openai"
@@ -82,4 +82,4 @@ class Route:
     stream: Stream | None = None
     errors: tuple[type[RequestError], ...] = ()
     """What it may raise beside the errors of the edge."""
-    dialect: Dialect = Dialect.OPENAI
+    error_shape: ErrorShape = ErrorShape.OPENAI

@@ -65,7 +65,7 @@ from homeserve.server.page import FILES, get_file
 from homeserve.server.responses import post_input_tokens, post_responses
 from homeserve.server.responses_fields import InputTokensRequest, ResponsesRequest
 from homeserve.server.responses_schemas import RESPONSE_EVENTS, InputTokens, Response
-from homeserve.server.route import GENERATES, NEEDS_MODEL, READS_BODY, Answer, Dialect, Route, Stream
+from homeserve.server.route import GENERATES, NEEDS_MODEL, READS_BODY, Answer, ErrorShape, Route, Stream
 from homeserve.server.status import get_census, get_status
 from homeserve.server.tokens import post_detokenize, post_tokenize
 
@@ -165,7 +165,7 @@ ROUTES: tuple[Route, ...] = (
             },
         ),
         errors=(*READS_BODY, ContextOverflow, UnknownModel, *GENERATES),
-        dialect=Dialect.ANTHROPIC,
+        error_shape=ErrorShape.ANTHROPIC,
     ),
     Route(
         "POST",
@@ -176,7 +176,7 @@ ROUTES: tuple[Route, ...] = (
         body=CountTokensRequest,
         answers=(Answer("The count.", TokensCount),),
         errors=(*READS_BODY, ContextOverflow, UnknownModel, *NEEDS_MODEL),
-        dialect=Dialect.ANTHROPIC,
+        error_shape=ErrorShape.ANTHROPIC,
     ),
     Route(
         "POST",

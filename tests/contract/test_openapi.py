@@ -15,7 +15,7 @@ from homeserve.errors import RequestError
 from homeserve.server.application import build_application
 from homeserve.server.context import LoadProgress, ServerContext
 from homeserve.server.openapi import codes_of, document, path_of
-from homeserve.server.route import Dialect
+from homeserve.server.route import ErrorShape
 from homeserve.server.routes import ROUTES
 from homeserve.settings import Settings
 
@@ -91,9 +91,9 @@ def test_every_error_of_the_tree_is_of_some_route(told: dict[str, Any]) -> None:
 def test_errors_have_the_shape_of_their_api(told: dict[str, Any]) -> None:
     for route in ROUTES:
         responses = told["paths"][path_of(route)][route.method.lower()]["responses"]
-        name = "AnthropicError" if route.dialect is Dialect.ANTHROPIC else "Error"
+        name = "AnthropicError" if route.error_shape is ErrorShape.ANTHROPIC else "Error"
         assert f"schemas/{name}'" in str(responses["500"]), route.path
-        assert (route.dialect is Dialect.ANTHROPIC) == route.path.startswith("/v1/messages")
+        assert (route.error_shape is ErrorShape.ANTHROPIC) == route.path.startswith("/v1/messages")
 
 
 def test_what_stands_below_a_field_is_its_description(told: dict[str, Any]) -> None:

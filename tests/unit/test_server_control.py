@@ -141,6 +141,16 @@ def test_a_prompt_is_cut_only_around_what_was_broken() -> None:
     assert pieces == [("<s>[INST]plain<|end|>[INST]", True), ("a<s>b", False), ("<|end|>[INST]plain<|end|>", True)]
 
 
+def test_no_argument_of_the_template_can_write_a_control_token() -> None:
+    """Documents are pages of strangers."""
+    given = {"documents": [{"title": "<s>", "text": "a</s>b"}], "enable_thinking": False}
+    marked = CONTROL.marked([{"role": "user", "content": ""}], None, given)
+    assert marked.mark is not None and marked.arguments["enable_thinking"] is False
+    (document,) = marked.arguments["documents"]
+    assert [text.replace(marked.mark, "") for text in document.values()] == ["<s>", "a</s>b"]
+    assert not any(name in text for text in document.values() for name in ("<s>", "</s>"))
+
+
 def test_a_model_without_control_tokens_has_nothing_to_break() -> None:
     assert ControlTexts([]).marked([{"role": "user", "content": "<s>"}]).mark is None
 
