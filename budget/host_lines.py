@@ -61,8 +61,8 @@ TRANSIT = "flip transit"
 #   engine    54.1 to 55.5 MiB with 512 tokens, 63 with 20 000, 80 with 50 000, 81.5 to 84.6 with SmolLM2's 49 152, 114
 #             with 100 000, 133 to 142 with 150 000 (made-up merges of 10 bytes a token: real ones have 7 to 8), and 247
 #             with 250 000 of 17 bytes, longer than those of any model; 2 more after 48 requests
-#   worker    31.9 to 32.0 MiB with 2 threads and the library of avx512vnni; with 1 to 8 threads differences of 0.8, after
-#             48 requests 2 more
+#   worker    31.9 to 32.0 MiB with 2 threads and the library of avx512vnni; with 1 to 8 threads differences of 0.8,
+#             after 48 requests 2 more
 #   template  14.2 MiB
 _ENGINE_BASE = 54 * MIB
 _ENGINE_PER_TOKEN = 620

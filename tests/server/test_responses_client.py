@@ -155,8 +155,10 @@ def test_structured_text_is_parsed_by_the_client(client: openai.OpenAI, model: s
     assert isinstance(response.output_parsed, City) and response.status == "completed"
     with client.responses.stream(**asked, temperature=1.5, extra_body={"seed": 5}) as stream:
         assert stream.get_final_response().output_parsed == response.output_parsed
-    plain = client.responses.create(model=model, input="Name a city.", max_output_tokens=3, text={"format": OBJECT})
-    assert plain.status == "incomplete" and plain.output_text.startswith("{")
+    plain = client.responses.create(model=model, input=FRANCE, temperature=0, text={"format": OBJECT})
+    assert plain.status == "completed" and isinstance(json.loads(plain.output_text), dict)
+    cut = client.responses.create(model=model, input=FRANCE, temperature=0, text={"format": OBJECT}, max_output_tokens=1)
+    assert cut.status == "incomplete" and cut.output_text.startswith("{")
     with pytest.raises(openai.BadRequestError) as wrong:
         schema = {"type": "json_schema", "name": "n", "schema": {"type": "no such type"}}
         client.responses.create(model=model, input="q", extra_body={"text": {"format": schema}})
