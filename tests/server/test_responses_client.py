@@ -157,7 +157,7 @@ def test_structured_text_is_parsed_by_the_client(client: openai.OpenAI, model: s
         assert stream.get_final_response().output_parsed == response.output_parsed
     plain = client.responses.create(model=model, input=FRANCE, temperature=0, text={"format": OBJECT})
     assert plain.status == "completed" and isinstance(json.loads(plain.output_text), dict)
-    cut = client.responses.create(model=model, input=FRANCE, temperature=0, text={"format": OBJECT}, max_output_tokens=1)
+    cut = client.responses.create(model=model, input=FRANCE, text={"format": OBJECT}, max_output_tokens=1)
     assert cut.status == "incomplete" and cut.output_text.startswith("{")
     with pytest.raises(openai.BadRequestError) as wrong:
         schema = {"type": "json_schema", "name": "n", "schema": {"type": "no such type"}}
