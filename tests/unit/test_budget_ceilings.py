@@ -541,6 +541,10 @@ def test_more_memory_never_lowers_a_ceiling(
     choices: list[Box] = []
     for index, card in enumerate(box.cards):
         for field in GROWS:
+            # Two known figures forbid it here: free is believed a little past what is not in use (drivers round), and
+            # far past it (a driver that cannot tell) the rest alone counts.
+            if field == "free_bytes" and _over_full(card):
+                continue
             if (size := getattr(card, field)) is not None:
                 grown: dict[str, Any] = {field: size + more}
                 changed = (*box.cards[:index], replace(card, **grown), *box.cards[index + 1 :])
@@ -560,6 +564,12 @@ def test_more_memory_never_lowers_a_ceiling(
         ):
             if before.ceiling_bytes is not None:
                 assert after.ceiling_bytes is not None and after.ceiling_bytes >= before.ceiling_bytes
+
+
+def _over_full(card: Card) -> bool:
+    """Whether free, used and kept back are already more than there is."""
+    parts = (card.free_bytes or 0) + (card.used_bytes or 0) + (card.reserved_bytes or 0)
+    return card.total_bytes is not None and parts > card.total_bytes
 
 
 def test_a_carve_out_gives_no_more_than_is_not_in_use() -> None:
