@@ -1,7 +1,7 @@
 """The memory of a running server: what stays free is sampled from before the boot, what is held is measured on request.
 
-    start ─▶ CorridorSampler          from the first moment on
-    planned ─▶ MeasuredBudget         once there is a plan: its document, its lines, and where their bytes are found
+    MemoryWatch   of the process   its corridor, from the first moment on; breaches of the floor
+    ModelMemory   of one model     its plan's lines, where their bytes are found, and the steps of its flips
 
 A breach of the floor becomes an event of `status`; those from before there is an engine to keep them wait for it.
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +23,14 @@ from budget.ledger import PIPELINE, TENSOR
 from homeserve.corridor import CorridorSampler, FlipStep, HostFree, words
 from homeserve.layouts.ranks import UNIFIED
 from homeserve.measure import MeasuredBudget, Members, Region, Worker
-from homeserve.server.context import ServerContext, State
 
 if TYPE_CHECKING:
-    from budget.facts import MemoryFacts
     from budget.plan import Plan
-    from homeserve.checkpoint import Checkpoint
     from homeserve.engine.engine import Engine
+    from homeserve.fleet import Fleet
+    from homeserve.layouts.ranks import RankPlan
+    from homeserve.text.grammars import GrammarHost
+    from homeserve.text.templates import TemplateHost
 
 UNTOLD_MAX = 16
 HUGE_PAGE = 2 * MIB
@@ -46,125 +47,138 @@ _DRAINING, _CHANGING = "draining", ("committing", "checking")
 
 
 class MemoryWatch:
-    """Of one application, whose context it fills in. All methods are for the loop's thread."""
+    """Of one process. All methods are for the loop's thread. `phase` is what samples are marked with; it is called in
+    the sampler's thread."""
 
-    def __init__(self, context: ServerContext) -> None:
-        self._context = context
-        self._sampler = CorridorSampler(context.settings.floor_mib * MIB, self._phase, self._on_breach)
+    def __init__(self, floor_bytes: int, phase: Callable[[], str]) -> None:
+        self.corridor = CorridorSampler(floor_bytes, phase, self._on_breach)
+        self.model_files: Counter[str] = Counter()
+        """Real paths of the files of every model that is in: their pages are cache, in whichever process they lie."""
         self._untold: deque[Breach] = deque(maxlen=UNTOLD_MAX)
-        self._files: frozenset[str] = frozenset()
-        self._host = 0
-        self._plan: Plan | None = None
+        self._engines: list[Engine] = []
+        self._plans: list[Plan] = []
 
     def start(self) -> None:
-        self._sampler.start()
-        self._context.corridor = self._sampler
+        self.corridor.start()
 
     async def stop(self) -> None:
-        await asyncio.to_thread(self._sampler.stop)
+        await asyncio.to_thread(self.corridor.stop)
 
-    def planned(self, plan: Plan, memory: MemoryFacts | None, checkpoint: Checkpoint) -> None:
-        """The plan that the load goes by: its floor holds from here on, and its lines will be measured."""
-        from budget.document import document
-        from budget.question import Question
+    def planned(self, plan: Plan, files: Collection[str]) -> None:
+        """A load goes by this plan: its floor holds from here on. `files`: real paths of the model's."""
+        self._plans.append(plan)
+        self.model_files.update(files)
+        self._watch(plan)
 
-        cpu = plan.ceilings.devices[-1]
-        self._host, self._plan = cpu.index, plan
-        self._files = frozenset(os.path.realpath(file.path) for file in checkpoint.files)
-        # What ranks on cards hold at a flip lies there, and is not looked at.
-        at_flip = flip_bytes(plan) if set(plan.ranks) == {cpu.index} else {}
-        self._sampler.watch(HostFree(), (cpu.floor_bytes,), (cpu.index,), at_flip)
-        body = document(plan.ceilings, memory, plan, plan.doubts, Question(self._context.settings.model))
-        root = self._context.settings.cards_root
-        self._context.budget = MeasuredBudget(
-            body,
-            plan.lines,
-            self._members,
-            layout=lambda: self._layout() or plan.layouts[0],
-            cards=lambda: cards_free(plan, root),
-        )
+    def forget(self, plan: Plan, files: Collection[str]) -> None:
+        """The model of this plan is out."""
+        self._plans = [each for each in self._plans if each is not plan]
+        self.model_files.subtract(files)
+        if self._plans:
+            self._watch(self._plans[-1])
 
-    def _layout(self) -> str:
-        """The one that is in force, as far as there is an engine to say so."""
-        engine = self._context.engine
-        return engine.snapshot().layout if engine is not None else ""
-
-    def tell(self) -> None:
-        """There is an engine: what happened before becomes an event now."""
+    def tell(self, engine: Engine) -> None:
+        """There is an engine: what happened before becomes an event now, what happens from now on at once."""
+        self._engines.append(engine)
         while self._untold:
             self._on_breach(self._untold.popleft())
 
-    def watch_flips(self, engine: Engine) -> None:
-        """Look closely at every step of a flip of this engine."""
-        engine.watch_flips(self._on_flip)
+    def tell_no_more(self, engine: Engine) -> None:
+        self._engines.remove(engine)
 
-    async def rows(self) -> list[dict[str, Any]]:
-        """Predicted against measured, line by line; empty before there is a plan."""
-        budget = self._context.budget
-        return [] if budget is None else list((await budget.as_json())["measured"])
+    def _watch(self, plan: Plan) -> None:
+        """The host is looked at by the highest floor of the plans; what is told of flips is of `plan`'s ranks."""
+        cpu = plan.ceilings.devices[-1]
+        floor = max(each.ceilings.devices[-1].floor_bytes for each in self._plans)
+        # What ranks on cards hold at a flip lies there, and is not looked at.
+        at_flip = flip_bytes(plan) if set(plan.ranks) == {cpu.index} else {}
+        self.corridor.watch(HostFree(), (floor,), (cpu.index,), at_flip)
 
-    # ------------------------------------------------------------------------------------------------------- inside
+    def _on_breach(self, breach: Breach) -> None:
+        if not self._engines:
+            self._untold.append(breach)
+        for engine in self._engines:
+            engine.note("corridor_breach", text=words(breach))
 
-    def _members(self) -> Members:
+
+class ModelMemory:
+    """Of one loaded model."""
+
+    def __init__(
+        self,
+        watch: MemoryWatch,
+        plan: Plan,
+        ranks: RankPlan,
+        fleet: Fleet,
+        engine: Engine,
+        helpers: tuple[TemplateHost, GrammarHost],
+    ) -> None:
+        self._watch = watch
+        self._plan = plan
+        self._ranks = ranks
+        self._fleet = fleet
+        self._engine = engine
+        self._templates, self._grammars = helpers
+        self._host = plan.ceilings.devices[-1].index
+
+    def budget(self, document: Mapping[str, Any], cards_root: str) -> MeasuredBudget:
+        """The plan's document with what is held now beside it. `cards_root`: `Settings.cards_root`."""
+        return MeasuredBudget(
+            document,
+            self._plan.lines,
+            self.members,
+            layout=lambda: self._engine.snapshot().layout or self._plan.layouts[0],
+            cards=lambda: cards_free(self._plan, cards_root),
+        )
+
+    def watch_flips(self) -> None:
+        """Look closely at every step of a flip."""
+        self._engine.watch_flips(self._on_flip)
+
+    def members(self) -> Members:
+        """The processes of this model, and the engine's."""
         from homeserve.wire import segments
 
-        fleet, templates, grammars = self._context.fleet, self._context.templates, self._context.grammars
-        assert fleet is not None, "what is loaded is measured"
-        ranks = self._context.ranks
-        several = ranks is not None and ranks.ranks > 1
-        ranks_on_cards = ranks is not None and ranks.on_cards
-        together = _TOGETHER if ranks is not None and ranks.memory_domain == UNIFIED else ()
-
-        def region(rank: int, line: str, address: int, size: int) -> Region:
-            own = several and not ranks_on_cards and line not in (*together, WEIGHTS_COPY)
-            return Region(of_rank(line, rank) if own else line, address, size)
-
-        lines = fleet.lines() if ranks_on_cards else {}
+        on_cards = self._ranks.on_cards
+        lines = self._fleet.lines() if on_cards else {}
         workers = tuple(
             Worker(
                 pid,
                 self._host,
-                tuple(region(rank, *each) for each in regions),
-                ranks_on_cards,
-                card_lines(self._plan, rank, lines[rank]) if rank in lines and self._plan is not None else (),
+                tuple(self._region(rank, *each) for each in regions),
+                on_cards,
+                card_lines(self._plan, rank, lines[rank]) if rank in lines else (),
             )
-            for rank, pid, regions in fleet.regions()
+            for rank, pid, regions in self._fleet.regions()
         )
         folder = segments.folder()
         return Members(
             self._host,
             os.getpid(),
             workers,
-            templates.pid if templates is not None else None,
-            tuple(Path(folder, name) for name in fleet.shared_memory_names()),
-            self._files,
-            templates is not None and templates.due,
-            grammars.pid if grammars is not None else None,
+            self._templates.pid,
+            tuple(Path(folder, name) for name in self._fleet.shared_memory_names()),
+            frozenset(+self._watch.model_files),
+            self._templates.due,
+            self._grammars.pid,
         )
 
-    def _phase(self) -> str:
-        """Of the load its stage, afterwards the state. Called in the sampler's thread."""
-        state = self._context.state()
-        return self._context.load().stage if state == State.LOADING.value else state
+    def _region(self, rank: int, line: str, address: int, size: int) -> Region:
+        """A mapping of a rank under its line's name: of several ranks each has its own, but for what they share."""
+        together = _TOGETHER if self._ranks.memory_domain == UNIFIED else ()
+        own = self._ranks.ranks > 1 and not self._ranks.on_cards and line not in (*together, WEIGHTS_COPY)
+        return Region(of_rank(line, rank) if own else line, address, size)
 
     def _on_flip(self, step: str | None) -> None:
-        fleet, engine = self._context.fleet, self._context.engine
-        if step is None or fleet is None or engine is None:
-            self._sampler.flip(None)
+        if step is None:
+            self._watch.corridor.flip(None)
             return
-        pids = tuple((rank, pid) for rank, pid, _ in fleet.regions())
+        pids = tuple((rank, pid) for rank, pid, _ in self._fleet.regions())
         moment = ""
         if step != _DRAINING:
-            record = engine.flip_records()[-1]
+            record = self._engine.flip_records()[-1]
             moment = f"{COMMIT}, {record.to}" if step in _CHANGING else f"{PREPARE}, {record.source}"
-        self._sampler.flip(FlipStep(f"flip {step}", moment, pids))
-
-    def _on_breach(self, breach: Breach) -> None:
-        engine = self._context.engine
-        if engine is None:
-            self._untold.append(breach)
-        else:
-            engine.note("corridor_breach", text=words(breach))
+        self._watch.corridor.flip(FlipStep(f"flip {step}", moment, pids))
 
 
 def card_lines(plan: Plan, rank: int, counted: Mapping[str, int]) -> tuple[tuple[int, str, int], ...]:

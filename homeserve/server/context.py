@@ -1,16 +1,19 @@
 """What the application gives the server: the one door through which HTTP reaches the rest of the process.
 
-The server is up before there is a model, so that `/health` can tell how far the load is. Until then everything that a
-load makes is None here; the application sets the attributes before its state turns to `ready`, and the routes that need
-them refuse (503 `loading`) while the state is `loading`.
+The server is up before there is a model, so that `/health` can tell how far the load is. What a load makes is one
+value, `Loaded`, in which nothing is missing; a model that is not in has none. Handlers get theirs by a lease
+(`Models.lease`): as long as it is open, the model stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+from homeserve.server.bounds import Bounds
 
 if TYPE_CHECKING:
     from homeserve.corridor import CorridorSampler
@@ -60,6 +63,46 @@ class ModelInfo:
     """Seconds of the epoch; what `/v1/models` calls `created`."""
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """One loaded model with everything that its load made."""
+
+    settings: Settings
+    """Of this model, with `devices` as they came out."""
+    model: ModelInfo
+    engine: Engine
+    tokenizer: Tokenizer
+    templates: TemplateHost
+    grammars: GrammarHost
+    dialect: Dialect
+    """How the model writes thoughts and calls."""
+    fleet: Fleet
+    ranks: RankPlan
+    """What each rank of the fleet is."""
+    budget: MeasuredBudget
+    no_drafts: str = ""
+    """Why nothing is drafted; empty where drafts are made."""
+
+    @property
+    def bounds(self) -> Bounds:
+        """A tokenizer may know more tokens than the model has rows for (added ones), or fewer (padding)."""
+        limits = self.engine.limits
+        vocab = min(self.model.vocab or self.tokenizer.vocab_size, self.tokenizer.vocab_size)
+        return Bounds(vocab, self.engine.token_limit, limits.running + limits.waiting)
+
+
+class Models(Protocol):
+    """The models of this server, in and out."""
+
+    @property
+    def loaded(self) -> Sequence[Loaded]:
+        """Those that are in, the one used last first."""
+
+    def lease(self, asked: str | None) -> AbstractAsyncContextManager[Loaded]:
+        """The model called `asked` (None: the one used last), which stays in until the lease is closed. Raises
+        UnknownModel."""
+
+
 @dataclass
 class ServerContext:
     """Settings and state of the running application. Mutable: the application fills it in while it loads."""
@@ -68,16 +111,15 @@ class ServerContext:
     state: Callable[[], str]
     """loading | ready | draining | recovering (a `State`)."""
     load: Callable[[], LoadProgress]
-    engine: Engine | None = None
-    tokenizer: Tokenizer | None = None
-    templates: TemplateHost | None = None
-    grammars: GrammarHost | None = None
-    dialect: Dialect | None = None
-    model: ModelInfo | None = None
-    fleet: Fleet | None = None
-    ranks: RankPlan | None = None
-    """What each rank of the fleet is."""
-    no_drafts: str = ""
-    """Why nothing is drafted; empty where drafts are made."""
-    budget: MeasuredBudget | None = None
+    models: Models
     corridor: CorridorSampler | None = None
+
+    @property
+    def loaded(self) -> Sequence[Loaded]:
+        """The models that are in, the one used last first."""
+        return self.models.loaded
+
+    @property
+    def first(self) -> Loaded | None:
+        """The model used last, of those that are in."""
+        return next(iter(self.models.loaded), None)

@@ -29,9 +29,10 @@ from homeserve.engine.request import FinishReason, GenerateCall
 from homeserve.errors import ContextOverflow, Draining, InvalidField, QueueFull, RequestError, RequestFailed
 from homeserve.server.bodies import encode, read_body
 from homeserve.server.bounds import Bounds
+from homeserve.server.context import Loaded
 from homeserve.server.edge import current_request_id
 from homeserve.server.embeddings_fields import INPUTS_LIMIT, EmbeddingsRequest
-from homeserve.server.parts import PARTS, Parts, check_model
+from homeserve.server.parts import PARTS, Parts
 from homeserve.server.prompts import INLINE_CHARS, INLINE_TOKENS, check_ids, check_length
 from homeserve.wire.records import Sampling
 
@@ -51,17 +52,24 @@ Ids = tuple[int, ...]
 
 async def post_embeddings(request: web.Request) -> web.StreamResponse:
     parts = request.app[PARTS]
-    served = parts.taking_requests()
+    parts.check_taking()
     body = await read_body(request, parts.context.settings.body_limit_bytes)
     fields = await parts.decoder.read(body, EmbeddingsRequest)
-    check_model(fields.model, served)
+    async with parts.lease(fields.model) as served:
+        return await _embedded(request, parts, served, fields)
+
+
+async def _embedded(
+    request: web.Request, parts: Parts, served: Loaded, fields: EmbeddingsRequest
+) -> web.StreamResponse:
+    """Raises InvalidField, ContextOverflow, QueueFull, RequestFailed."""
     hidden = served.engine.limits.hidden
     dimensions = fields.dimensions or hidden
     if dimensions > hidden:
         raise InvalidField("dimensions", f"is {dimensions}; embeddings of this model have {hidden}")
     special = fields.add_special_tokens is not False
     inputs = await embedding_inputs(served.tokenizer, fields.input, served.bounds, special=special)
-    pooling = fields.pooling or pooling_said(parts.context.settings.pooling, served.model.pooling)
+    pooling = fields.pooling or pooling_said(served.settings.pooling, served.model.pooling)
     request_id = f"{current_request_id()}.{next(_serial)}"
     calls = [_call(f"{request_id}.{index}", ids, pooling) for index, ids in enumerate(inputs)]
     with parts.embeddings.holding(4 * hidden * len(inputs)):

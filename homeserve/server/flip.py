@@ -32,7 +32,8 @@ class FlipRequest(msgspec.Struct):
 async def post_flip(request: web.Request) -> web.StreamResponse:
     """Begin a flip. Raises FlipNotBegun."""
     parts = request.app[PARTS]
-    served = parts.taking_requests()
+    parts.check_taking()
+    served = parts.served(request.query.get("model"))
     body = await read_body(request, parts.context.settings.body_limit_bytes)
     fields = await parts.decoder.read(body, FlipRequest)
     try:
@@ -49,7 +50,7 @@ async def post_flip(request: web.Request) -> web.StreamResponse:
 
 async def get_flip(request: web.Request) -> web.StreamResponse:
     """One flip. Raises UnknownFlip, also for one that is so old that it was forgotten."""
-    served = request.app[PARTS].served()
+    served = request.app[PARTS].served(request.query.get("model"))
     asked = request.match_info["id"]
     record = served.engine.flip_record(int(asked)) if asked.isascii() and asked.isdigit() and len(asked) < 16 else None
     if record is None:
@@ -59,7 +60,7 @@ async def get_flip(request: web.Request) -> web.StreamResponse:
 
 async def get_flips(request: web.Request) -> web.StreamResponse:
     """The policy, and the last flips, oldest first."""
-    engine = request.app[PARTS].served().engine
+    engine = request.app[PARTS].served(request.query.get("model")).engine
     limits = engine.limits.flip
     records = [record.as_json() for record in engine.flip_records()]
     return json_response({"schema": 1, "policy": limits.policy if limits is not None else "off", "last": records})

@@ -55,13 +55,18 @@ async def get_version(request: web.Request) -> web.StreamResponse:
 
 async def get_metrics(request: web.Request) -> web.StreamResponse:
     parts = request.app[PARTS]
-    context = parts.context
-    ranks = context.fleet.ranks if context.fleet is not None else []
-    reading = Reading(
-        engine=context.engine.snapshot() if context.engine is not None else None,
+    body = await parts.metrics.render(reading_of(parts.context))
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+
+
+def reading_of(context: ServerContext) -> Reading:
+    """What a scrape reads of engine and fleet, taken on the loop."""
+    first = context.first
+    engine, ranks = (first.engine, first.fleet.ranks) if first is not None else (None, [])
+    return Reading(
+        engine=engine.snapshot() if engine is not None else None,
         restarts=tuple((i, rank.restarts) for i, rank in enumerate(ranks)),
         free=context.corridor.least_bytes() if context.corridor is not None else (),
-        flips=context.engine.flip_totals if context.engine is not None else None,
-        drafting=context.engine.drafting if context.engine is not None and context.engine.drafting.most else None,
+        flips=engine.flip_totals if engine is not None else None,
+        drafting=engine.drafting if engine is not None and engine.drafting.most else None,
     )
-    return web.Response(body=await parts.metrics.render(reading), headers={"Content-Type": CONTENT_TYPE})

@@ -13,18 +13,14 @@ from homeserve.server.parts import PARTS
 
 async def get_budget(request: web.Request) -> web.StreamResponse:
     """The plan, and predicted against measured for each line."""
-    parts = request.app[PARTS]
-    parts.served()
-    budget = parts.context.budget
-    if budget is None:
-        raise Loading()
-    return json_response(await budget.as_json())
+    served = request.app[PARTS].served(request.query.get("model"))
+    return json_response(await served.budget.as_json())
 
 
 async def get_corridor(request: web.Request) -> web.StreamResponse:
     """Free memory of each device since before the load."""
     parts = request.app[PARTS]
-    parts.served()
+    parts.check_loaded()
     corridor = parts.context.corridor
     if corridor is None:
         raise Loading()

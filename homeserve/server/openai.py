@@ -17,7 +17,7 @@ from homeserve.server.context import ModelInfo
 from homeserve.server.edge import current_request_id
 from homeserve.server.fields import ChatRequest, CompletionRequest, refuse_unsupported
 from homeserve.server.guides import completion_guide
-from homeserve.server.parts import PARTS, check_model
+from homeserve.server.parts import PARTS
 from homeserve.server.prompts import completion_prompts
 from homeserve.server.reasoning import reasoning_of
 from homeserve.server.respond import respond
@@ -28,16 +28,17 @@ _serial = itertools.count(1)
 
 
 async def get_models(request: web.Request) -> web.StreamResponse:
-    model = request.app[PARTS].context.model
-    return json_response({"object": "list", "data": [_model_object(model)] if model is not None else []})
+    loaded = request.app[PARTS].context.loaded
+    return json_response({"object": "list", "data": [_model_object(each.model) for each in loaded]})
 
 
 async def get_model(request: web.Request) -> web.StreamResponse:
-    model = request.app[PARTS].context.model
+    models = [each.model for each in request.app[PARTS].context.loaded]
     asked = request.match_info["id"]
-    if model is None or asked != model.id:
-        raise UnknownModel(asked, (model.id,) if model is not None else ())
-    return json_response(_model_object(model))
+    found = next((model for model in models if model.id == asked), None)
+    if found is None:
+        raise UnknownModel(asked, tuple(model.id for model in models))
+    return json_response(_model_object(found))
 
 
 def _model_object(model: ModelInfo) -> dict[str, object]:
@@ -53,15 +54,15 @@ def _model_object(model: ModelInfo) -> dict[str, object]:
 
 async def post_chat_completions(request: web.Request) -> web.StreamResponse:
     parts = request.app[PARTS]
-    served = parts.taking_requests()
+    parts.check_taking()
     body = await read_body(request, parts.context.settings.body_limit_bytes)
     fields = await parts.decoder.read(body, ChatRequest)
-    check_model(fields.model, served)
-    request_id = current_request_id()
-    ask = await chat_ask(served, chat_call(fields), f"{request_id}.{next(_serial)}")
-    made_of = FunctionShape if asks_for_functions(fields) else ChatShape
-    shape = made_of(ask, served.tokenizer, request_id=request_id, model=served.model.id)
-    return await respond(request, parts, served, ask, shape, request_id)
+    async with parts.lease(fields.model) as served:
+        request_id = current_request_id()
+        ask = await chat_ask(served, chat_call(fields), f"{request_id}.{next(_serial)}")
+        made_of = FunctionShape if asks_for_functions(fields) else ChatShape
+        shape = made_of(ask, served.tokenizer, request_id=request_id, model=served.model.id)
+        return await respond(request, parts, served, ask, shape, request_id)
 
 
 def chat_call(fields: ChatRequest) -> ChatCall:
@@ -81,22 +82,22 @@ def chat_call(fields: ChatRequest) -> ChatCall:
 
 async def post_completions(request: web.Request) -> web.StreamResponse:
     parts = request.app[PARTS]
-    served = parts.taking_requests()
+    parts.check_taking()
     body = await read_body(request, parts.context.settings.body_limit_bytes)
     fields = await parts.decoder.read(body, CompletionRequest)
-    check_model(fields.model, served)
-    refuse_unsupported(fields)
-    bounds = served.bounds
-    prompts = await completion_prompts(served.tokenizer, fields.prompt, bounds)
-    request_id = current_request_id()
-    ask = make_ask(
-        fields,
-        prompts,
-        served.tokenizer,
-        bounds=bounds,
-        request_id=f"{request_id}.{next(_serial)}",
-        guide=await completion_guide(served, fields),
-        guided_by=constraint.where if (constraint := constraint_of(fields)) else "",
-    )
-    shape = CompletionShape(ask, served.tokenizer, request_id=request_id, model=served.model.id)
-    return await respond(request, parts, served, ask, shape, request_id)
+    async with parts.lease(fields.model) as served:
+        refuse_unsupported(fields)
+        bounds = served.bounds
+        prompts = await completion_prompts(served.tokenizer, fields.prompt, bounds)
+        request_id = current_request_id()
+        ask = make_ask(
+            fields,
+            prompts,
+            served.tokenizer,
+            bounds=bounds,
+            request_id=f"{request_id}.{next(_serial)}",
+            guide=await completion_guide(served, fields),
+            guided_by=constraint.where if (constraint := constraint_of(fields)) else "",
+        )
+        shape = CompletionShape(ask, served.tokenizer, request_id=request_id, model=served.model.id)
+        return await respond(request, parts, served, ask, shape, request_id)

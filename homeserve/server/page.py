@@ -83,6 +83,6 @@ def _introduction(context: ServerContext) -> dict[str, object]:
         "schema": 1,
         "name": "homeserve",
         "state": context.state(),
-        "model": context.model.id if context.model is not None else None,
+        "model": context.first.model.id if context.first is not None else None,
         "api": "/v1",
     }

@@ -1,45 +1,25 @@
-"""What every handler needs, in one place: the context, the decoder, the metrics, and the checks of the state."""
+"""What every handler needs, in one place: the context, the decoder, the metrics, and the way to a model.
+
+parts.check_taking()                                    # 503 while loading or draining, before a body is read
+async with parts.lease(fields.model) as served: ...     # the model stays in until the answer is out
+"""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from homeserve.errors import Draining, Loading, UnknownModel
 from homeserve.server.bodies import BodyDecoder
-from homeserve.server.bounds import Bounds
-from homeserve.server.context import ModelInfo, ServerContext, State
+from homeserve.server.context import Loaded, ServerContext, State
 from homeserve.server.held import Held
 from homeserve.server.metrics import Metrics
-from homeserve.text.dialects import NO_DIALECT, Dialect
 
-if TYPE_CHECKING:
-    from homeserve.engine.engine import Engine
-    from homeserve.text.grammars import GrammarHost
-    from homeserve.text.templates import TemplateHost
-    from homeserve.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True)
-class Served:
-    """The parts of a loaded model, none of them None."""
-
-    model: ModelInfo
-    engine: Engine
-    tokenizer: Tokenizer
-    templates: TemplateHost
-    grammars: GrammarHost
-    dialect: Dialect
-    """How the model writes thoughts and calls."""
-
-    @property
-    def bounds(self) -> Bounds:
-        """A tokenizer may know more tokens than the model has rows for (added ones), or fewer (padding)."""
-        limits = self.engine.limits
-        vocab = min(self.model.vocab or self.tokenizer.vocab_size, self.tokenizer.vocab_size)
-        return Bounds(vocab, self.engine.token_limit, limits.running + limits.waiting)
+Served = Loaded
+"""A loaded model, as handlers have it: through a lease."""
 
 
 @dataclass
@@ -51,28 +31,37 @@ class Parts:
     metrics: Metrics = field(default_factory=Metrics)
     embeddings: Held = field(default_factory=Held)
 
-    def served(self) -> Served:
-        """The loaded model. Raises Loading."""
-        context = self.context
-        model, engine, tokenizer, templates = context.model, context.engine, context.tokenizer, context.templates
-        if context.state() == State.LOADING.value or model is None or engine is None:
+    def check_loaded(self) -> None:
+        """Raises Loading until the server has been ready once."""
+        if self.context.state() == State.LOADING.value:
             raise Loading()
-        grammars = context.grammars
-        if tokenizer is None or templates is None or grammars is None:
-            raise Loading()
-        return Served(model, engine, tokenizer, templates, grammars, context.dialect or NO_DIALECT)
 
-    def taking_requests(self) -> Served:
-        """The loaded model, if new work is taken. Raises Loading, Draining."""
+    def check_taking(self) -> None:
+        """Raises Loading, Draining: no new work is taken."""
         if self.context.state() == State.DRAINING.value:
             raise Draining("the server is shutting down and takes no new requests")
-        return self.served()
+        self.check_loaded()
+
+    @asynccontextmanager
+    async def lease(self, asked: str | None) -> AsyncIterator[Loaded]:
+        """The model that a request names, or the one used last; it stays in until the answer is out. Raises
+        UnknownModel."""
+        async with self.context.models.lease(asked) as served:
+            yield served
+
+    def served(self, asked: str | None = None) -> Loaded:
+        """A model that is in, for whoever only looks: the one used last, or the one called `asked`. Raises Loading,
+        UnknownModel."""
+        self.check_loaded()
+        loaded = self.context.loaded
+        if asked is None:
+            if not loaded:
+                raise Loading()
+            return loaded[0]
+        found = next((each for each in loaded if each.model.id == asked), None)
+        if found is None:
+            raise UnknownModel(asked, tuple(each.model.id for each in loaded))
+        return found
 
 
 PARTS = web.AppKey("parts", Parts)
-
-
-def check_model(asked: str | None, served: Served) -> None:
-    """Raises UnknownModel. A request that names no model gets the one that is here."""
-    if asked and asked != served.model.id:
-        raise UnknownModel(asked, (served.model.id,))

@@ -17,7 +17,7 @@ from homeserve.server.bodies import BodyDecoder, json_response, read_body
 from homeserve.server.chat_ask import chat_ask, prompt_of_chat
 from homeserve.server.chat_call import ChatCall
 from homeserve.server.edge import current_request_id
-from homeserve.server.parts import PARTS, check_model
+from homeserve.server.parts import PARTS
 from homeserve.server.prompts import INLINE_PARTS
 from homeserve.server.respond import respond
 from homeserve.server.responses_call import responses_call, skipped
@@ -31,32 +31,32 @@ _serial = itertools.count(1)
 
 async def post_responses(request: web.Request) -> web.StreamResponse:
     parts = request.app[PARTS]
-    served = parts.taking_requests()
+    parts.check_taking()
     body = await read_body(request, parts.context.settings.body_limit_bytes)
     fields = await parts.decoder.read(body, ResponsesRequest)
-    check_model(fields.model, served)
-    request_id = current_request_id()
-    call = await _call(fields, parts.decoder)
-    ask = await chat_ask(served, call, f"{request_id}.r{next(_serial)}")
-    shape = ResponsesShape(
-        ask,
-        served.tokenizer,
-        request_id=request_id,
-        model=served.model.id,
-        echo=echo_of(fields, call, ask),
-        summaries=summary_of(fields) is not None,
-    )
-    return await respond(request, parts, served, ask, shape, request_id)
+    async with parts.lease(fields.model) as served:
+        request_id = current_request_id()
+        call = await _call(fields, parts.decoder)
+        ask = await chat_ask(served, call, f"{request_id}.r{next(_serial)}")
+        shape = ResponsesShape(
+            ask,
+            served.tokenizer,
+            request_id=request_id,
+            model=served.model.id,
+            echo=echo_of(fields, call, ask),
+            summaries=summary_of(fields) is not None,
+        )
+        return await respond(request, parts, served, ask, shape, request_id)
 
 
 async def post_input_tokens(request: web.Request) -> web.StreamResponse:
     """How many tokens the prompt of a response would have."""
     parts = request.app[PARTS]
-    served = parts.served()
+    parts.check_loaded()
     body = await read_body(request, parts.context.settings.body_limit_bytes)
     fields = await parts.decoder.read(body, InputTokensRequest)
-    check_model(fields.model, served)
-    prompt = await prompt_of_chat(served, await _call(fields, parts.decoder))
+    async with parts.lease(fields.model) as served:
+        prompt = await prompt_of_chat(served, await _call(fields, parts.decoder))
     return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
 

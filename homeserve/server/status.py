@@ -16,7 +16,7 @@ from budget.ledger import PIPELINE
 from homeserve import __version__
 from homeserve.errors import RequestFailed
 from homeserve.server.bodies import json_response
-from homeserve.server.context import ModelInfo, ServerContext
+from homeserve.server.context import Loaded, ModelInfo, ServerContext
 from homeserve.server.edge import current_request_id
 from homeserve.server.parts import PARTS
 
@@ -30,12 +30,14 @@ CENSUS_TIMEOUT_S = 30.0
 
 
 async def get_status(request: web.Request) -> web.StreamResponse:
-    context = request.app[PARTS].context
-    return json_response(status_of(context))
+    parts = request.app[PARTS]
+    asked = request.query.get("model")
+    shown = parts.context.first if asked is None else parts.served(asked)
+    return json_response(status_of(parts.context, shown))
 
 
 async def get_census(request: web.Request) -> web.StreamResponse:
-    served = request.app[PARTS].served()
+    served = request.app[PARTS].served(request.query.get("model"))
     try:
         return json_response(await served.engine.census(CENSUS_TIMEOUT_S))
     except TimeoutError:
@@ -43,12 +45,12 @@ async def get_census(request: web.Request) -> web.StreamResponse:
         raise RequestFailed(current_request_id()) from None
 
 
-def status_of(context: ServerContext) -> dict[str, Any]:
-    """The status object."""
+def status_of(context: ServerContext, shown: Loaded | None) -> dict[str, Any]:
+    """The status object, which tells of the model `shown`; None: none is in."""
     load = context.load()
-    ranks = context.fleet.ranks if context.fleet is not None else []
-    engine = context.engine.snapshot() if context.engine is not None else None
-    plan = context.ranks
+    ranks = shown.fleet.ranks if shown is not None else []
+    engine = shown.engine.snapshot() if shown is not None else None
+    plan = shown.ranks if shown is not None else None
     layout = engine.layout if engine is not None and engine.layout else plan.layout if plan is not None else None
     return {
         "schema": 1,
@@ -56,7 +58,7 @@ def status_of(context: ServerContext) -> dict[str, Any]:
         "commit": None,
         "state": context.state(),
         "load": {"stage": load.stage, "done_bytes": load.done_bytes, "total_bytes": load.total_bytes},
-        "model": _model(context.model),
+        "model": _model(shown.model if shown is not None else None),
         "layout": layout,
         "epoch": engine.epoch if engine is not None else None,
         "vectors": {
@@ -66,8 +68,8 @@ def status_of(context: ServerContext) -> dict[str, Any]:
         "pipeline": {"ranges": _ranges(plan, [rank.layers for rank in ranks])},
         "memory_domain": plan.memory_domain if plan is not None else None,
         **_engine_part(engine),
-        "draft": _draft(context, layout),
-        "flip": _flip(context, engine),
+        "draft": _draft(shown, layout),
+        "flip": _flip(shown, engine),
         "layouts_measured": _MEASURED | (engine.layouts_measured if engine is not None else {}),
         "ranks": [_rank(asdict(rank), plan, layout) for rank in ranks],
         "plans": [times.as_json() for times in engine.plans] if engine is not None else [],
@@ -92,25 +94,24 @@ _FLIP = {"policy": None, "committed": None, "abandoned": None, "hold_reason": No
 _MEASURED: dict[str, Any] = {"pipeline": None, "tensor": None}
 
 
-def _flip(context: ServerContext, engine: EngineSnapshot | None) -> dict[str, Any]:
+def _flip(shown: Loaded | None, engine: EngineSnapshot | None) -> dict[str, Any]:
     """What the engine says of flips. Where there is none to be, why."""
-    if engine is None:
+    if shown is None or engine is None:
         return _FLIP
     if engine.flip:
         return _FLIP | engine.flip
-    assert context.engine is not None
     off = {"policy": "off", "committed": 0, "abandoned": {}, "unarmed_work_count": 0}
-    return _FLIP | off | {"hold_reason": context.engine.limits.no_flip.message}
+    return _FLIP | off | {"hold_reason": shown.engine.limits.no_flip.message}
 
 
-def _draft(context: ServerContext, layout: str | None) -> dict[str, Any]:
+def _draft(shown: Loaded | None, layout: str | None) -> dict[str, Any]:
     """What the engine has counted of drafting. Where nothing is ever drafted, why, and nothing else. `enabled` is of
     the layout in force: what was drafted in the other one stays counted."""
-    if context.engine is None:
+    if shown is None:
         return _DRAFT
-    drafting, limits = context.engine.drafting, context.engine.limits
+    drafting, limits = shown.engine.drafting, shown.engine.limits
     if not drafting.most:
-        return _DRAFT | {"enabled": False, "why_not": context.no_drafts}
+        return _DRAFT | {"enabled": False, "why_not": shown.no_drafts}
     here = limits.flip.layouts[layout].drafts if limits.flip is not None and layout else limits.drafts
     why_not = drafting.off_because or (None if here else f"the ranks are in the {layout} layout")
     own = {"enabled": why_not is None, "why_not": why_not, "most": drafting.most, "adapts": drafting.adapts}

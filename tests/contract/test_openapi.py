@@ -40,7 +40,8 @@ def test_it_is_valid(told: dict[str, Any]) -> None:
 
 
 def test_it_has_every_route_that_the_application_answers(told: dict[str, Any]) -> None:
-    context = ServerContext(Settings(), state=lambda: "loading", load=lambda: LoadProgress("starting"))
+    models: Any = object()
+    context = ServerContext(Settings(), lambda: "loading", lambda: LoadProgress("starting"), models)
     application = build_application(context)
     answered = {
         (route.method, re.sub(r"\{(\w+):[^}]*\}", r"{\1}", route.resource.canonical))

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from budget.ranks import TOKEN_FLOATS, decode_groups, plans_in_flight
-from homeserve.app import Relay
+from homeserve.resident import Relay
 from homeserve.engine.engine import Engine
 from homeserve.engine.request import EngineLimits, FinishReason, GenerateCall
 from homeserve.engine.scheduler import plan_bytes_limit, result_bytes_limit

@@ -9,6 +9,7 @@ Every prompt is answered with `world.fleet.script`; a token is a byte.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -17,12 +18,13 @@ from typing import Any
 
 import aiohttp
 import msgspec
+import standing
 
 from homeserve.engine.engine import Engine
 from homeserve.engine.request import EngineLimits
 from homeserve.fleet import RankStatus
 from homeserve.server.application import HttpServer
-from homeserve.server.context import LoadProgress, ModelInfo, ServerContext
+from homeserve.server.context import Loaded, LoadProgress, ModelInfo, ServerContext
 from homeserve.settings import Settings
 from homeserve.wire.records import (
     LaneRows,
@@ -190,9 +192,19 @@ class World:
         return await self.stream("/v1/chat/completions", messages=[{"role": "user", "content": "q"}], **fields)
 
     @property
+    def model(self) -> Loaded:
+        """The model that is in."""
+        assert self.context.first is not None
+        return self.context.first
+
+    def change(self, **parts: Any) -> None:
+        """Other parts for the model that is in."""
+        models: Any = self.context.models
+        models.loaded[0] = dataclasses.replace(models.loaded[0], **parts)
+
+    @property
     def running(self) -> int:
-        assert self.context.engine is not None
-        snapshot = self.context.engine.snapshot()
+        snapshot = self.model.engine.snapshot()
         return snapshot.running + snapshot.waiting
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
@@ -219,18 +231,21 @@ async def serving(
     )
     engine: Any = Engine(fleet, limits)
     fleet.engine = engine
-    parts: dict[str, Any] = {}
-    if loaded:
-        model = ModelInfo("tiny", "/models/tiny.gguf", "llama", "Q4_1", context, vocab=257, created=5)
-        parts = {"engine": engine, "tokenizer": ByteTokenizer(), "templates": PlainTemplates(), "model": model}
-        parts["grammars"] = PlainGrammars()
+    model = standing.loaded(
+        settings=Settings(**settings),
+        model=ModelInfo("tiny", "/models/tiny.gguf", "llama", "Q4_1", context, vocab=257, created=5),
+        engine=engine,
+        tokenizer=ByteTokenizer(),
+        templates=PlainTemplates(),
+        grammars=PlainGrammars(),
+        fleet=fleet,
+    )
     world: World
     served = ServerContext(
         Settings(**settings),
         state=lambda: world.state,
         load=lambda: LoadProgress("reading weights", 3, 10),
-        fleet=fleet,  # type: ignore[arg-type]
-        **parts,
+        models=standing.Standing(*([model] if loaded else [])),
     )
     server = HttpServer(served)
     listener = socket.create_server(("127.0.0.1", 0))

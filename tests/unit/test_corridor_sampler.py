@@ -7,6 +7,7 @@ import mmap
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from budget.corridor import Breach
@@ -16,9 +17,7 @@ from budget.ledger import ALWAYS, Line
 from budget.outcome import FlipTerms
 from homeserve.corridor import CorridorSampler, FlipStep, RankPeaks, words
 from homeserve.engine.flip import FlipState
-from homeserve.memory import MemoryWatch, flip_bytes
-from homeserve.server.context import LoadProgress, ServerContext
-from homeserve.settings import Settings
+from homeserve.memory import MemoryWatch, ModelMemory, flip_bytes
 
 PATIENCE_S = 30
 
@@ -200,12 +199,13 @@ class Steps:
 
 async def test_steps_of_a_flip_are_told_with_the_moment_of_the_ledger_that_they_are_of() -> None:
     steps = Steps()
-    context: Any = ServerContext(Settings(), state=lambda: "ready", load=lambda: LoadProgress("ready"))
-    context.fleet, context.engine = Regions(), steps
-    watch: Any = MemoryWatch(context)
+    watch: Any = MemoryWatch(256 * MIB, lambda: "ready")
     found: list[FlipStep | None] = []
-    watch._sampler.flip = found.append
-    watch.watch_flips(steps)
+    watch.corridor.flip = found.append
+    host = SimpleNamespace(ceilings=SimpleNamespace(devices=[SimpleNamespace(index=0)]))
+    nobody: Any = None
+    memory: Any = ModelMemory(watch, host, nobody, Regions(), steps, (nobody, nobody))  # type: ignore[arg-type]
+    memory.watch_flips()
     for state in FlipState:
         if state is not FlipState.IDLE:
             steps.told(state.value)

@@ -13,28 +13,23 @@ from budget.facts import MIB, Box
 from budget.ledger import ALWAYS, Line
 from budget.profile import box_from_json
 from homeserve.memory import UNTOLD_MAX, MemoryWatch, card_lines, cards_free
-from homeserve.server.context import LoadProgress, ServerContext
-from homeserve.settings import Settings
 
 
 def breach(number: int) -> Breach:
     return Breach(0, 256 * MIB, Sample(float(number), number * MIB, "weights"))
 
 
-def watched(state: str = "loading") -> tuple[MemoryWatch, ServerContext]:
-    context = ServerContext(Settings(), state=lambda: state, load=lambda: LoadProgress("weights", 3, 10))
-    return MemoryWatch(context), context
+def watched() -> MemoryWatch:
+    return MemoryWatch(256 * MIB, lambda: "weights")
 
 
 def test_breaches_from_before_the_engine_become_its_events() -> None:
-    watch, context = watched()
+    watch = watched()
     for number in range(UNTOLD_MAX + 4):
         watch._on_breach(breach(number))
     events: list[tuple[str, str]] = []
     engine: Any = SimpleNamespace(note=lambda kind, text: events.append((kind, text)))
-    context.engine = engine
-    watch.tell()
-    watch.tell()
+    watch.tell(engine)
     assert len(events) == UNTOLD_MAX, "the first ones of very many are forgotten"
     assert events[0] == (
         "corridor_breach",
@@ -44,22 +39,45 @@ def test_breaches_from_before_the_engine_become_its_events() -> None:
     assert len(events) == UNTOLD_MAX + 1 and "200 MiB" in events[-1][1]
 
 
-def test_a_sample_has_the_stage_of_the_load_and_then_the_state() -> None:
-    assert watched()[0]._phase() == "weights"
-    assert watched("ready")[0]._phase() == "ready"
-    assert watched("draining")[0]._phase() == "draining"
+def planned(floor_mib: int) -> Any:
+    """A plan for the CPU alone with such a floor."""
+    cpu = SimpleNamespace(index=0, floor_bytes=floor_mib * MIB)
+    flip = SimpleNamespace(peaks={})
+    return SimpleNamespace(ceilings=SimpleNamespace(devices=[cpu]), ranks=(0,), lines=(), flip=flip)
 
 
-async def test_without_a_plan_there_are_no_rows_and_stop_is_right_at_any_time() -> None:
-    watch, _ = watched()
-    assert await watch.rows() == []
+async def test_the_highest_floor_of_the_models_that_are_in_holds() -> None:
+    watch = watched()
+    low, high = planned(100), planned(300)
+    watch.planned(low, {"/a"})
+    assert watch.corridor.as_json()["floor_mib"] == 100
+    watch.planned(high, {"/a", "/b"})
+    assert watch.corridor.as_json()["floor_mib"] == 300
+    watch.forget(high, {"/a", "/b"})
+    assert watch.corridor.as_json()["floor_mib"] == 100
+    assert set(+watch.model_files) == {"/a"}, "a file that two models have stays until both are out"
     await watch.stop()
-    watch, context = watched()
+
+
+async def test_a_breach_is_told_to_every_engine_that_is_in() -> None:
+    watch, told = watched(), []
+    engines: list[Any] = [SimpleNamespace(note=lambda kind, text, n=n: told.append(n)) for n in (1, 2)]
+    for engine in engines:
+        watch.tell(engine)
+    watch._on_breach(breach(3))
+    watch.tell_no_more(engines[0])
+    watch._on_breach(breach(4))
+    assert told == [1, 2, 2]
+
+
+async def test_stop_is_right_at_any_time() -> None:
+    watch = watched()
+    await watch.stop()
+    watch = watched()
     watch.start()
-    assert context.corridor is not None
     await watch.stop()
     await watch.stop()
-    assert context.corridor.as_json()["taken"] >= 0
+    assert watch.corridor.as_json()["taken"] >= 0
 
 
 def test_what_ranks_on_cards_counted_are_lines_of_the_plan() -> None:

@@ -7,16 +7,16 @@ from typing import Any, cast
 import pytest
 from engine_flip_rig import SimFleet, flip_limits, limits
 from prometheus_client.parser import text_string_to_metric_families
+from standing import loaded, standing
 
 from homeserve.engine.engine import Engine
 from homeserve.engine.request import EngineLimits, Timings
 from homeserve.engine.speculation import DraftCounts, Drafting
-from homeserve.server.context import LoadProgress, ServerContext
+from homeserve.server.context import Loaded
 from homeserve.server.metrics import Metrics, Reading
 from homeserve.server.shape import Counts
 from homeserve.server.status import status_of
 from homeserve.server.timing import timing_block
-from homeserve.settings import Settings
 
 DRAFT_KEYS = {
     *("enabled", "why_not", "most", "adapts", "accept_len", "accept_rate", "by_position"),
@@ -31,12 +31,16 @@ class NoFleet:
     ranks: tuple[()] = ()
 
 
-def context_of(drafts: int, **more: Any) -> ServerContext:
+def model_of(drafts: int, **more: Any) -> Loaded:
     alone = EngineLimits(
         context=256, kv_tokens=1024, running=4, waiting=8, chunk=64, prefill_delay=0, plans_in_flight=2, drafts=drafts
     )
     engine = Engine(cast(Any, NoFleet()), alone)
-    return ServerContext(Settings(), lambda: "ready", lambda: LoadProgress("ready"), engine=engine, **more)
+    return loaded(engine=engine, **more)
+
+
+def status_with(model: Loaded) -> dict[str, Any]:
+    return status_of(standing(model), model)
 
 
 def rounds(*each: tuple[int, int], carried: bool = False) -> DraftCounts:
@@ -74,7 +78,7 @@ def test_a_body_of_a_server_that_drafts_nothing_says_nothing() -> None:
 
 
 def test_status_says_why_nothing_is_drafted_and_counts_nothing() -> None:
-    told = status_of(context_of(0, no_drafts="the model has no drafting block"))["draft"]
+    told = status_with(model_of(0, no_drafts="the model has no drafting block"))["draft"]
     assert set(told) == DRAFT_KEYS
     assert (told["enabled"], told["why_not"]) == (False, "the model has no drafting block")
     assert all(told[name] is None for name in ("most", "accept_len", "accept_rate", "by_position"))
@@ -82,21 +86,20 @@ def test_status_says_why_nothing_is_drafted_and_counts_nothing() -> None:
 
 
 def test_status_before_there_is_an_engine_knows_nothing_of_drafting() -> None:
-    told = status_of(ServerContext(Settings(), lambda: "loading", lambda: LoadProgress("reading")))["draft"]
+    told = status_of(standing(state="loading"), None)["draft"]
     assert set(told) == DRAFT_KEYS and told["enabled"] is None and told["why_not"] is None
 
 
 def test_status_has_carried_and_uncarried_apart() -> None:
-    context = context_of(3)
-    assert context.engine is not None
-    drafting = context.engine.drafting
+    model = model_of(3)
+    drafting = model.engine.drafting
     plain, carried = drafting.begin(), drafting.begin()
     drafting.count(plain, 3, 4)
     drafting.count(plain, 3, 1)
     carried.crossed(True)
     drafting.count(carried, 3, 3)
     drafting.count(carried, 1, 2)
-    told = status_of(context)["draft"]
+    told = status_with(model)["draft"]
     assert set(told) == DRAFT_KEYS
     assert (told["enabled"], told["why_not"], told["most"], told["adapts"]) == (True, None, 3, True)
     assert told["accept_len"] == 2.5 and told["accept_rate"] == 0.6
@@ -108,11 +111,11 @@ def test_status_has_carried_and_uncarried_apart() -> None:
 async def test_status_is_of_the_layout_in_force() -> None:
     """What was drafted in the other one stays counted."""
     fleet = SimFleet(limits(flip_limits(drafts=3)))
-    context = ServerContext(Settings(), lambda: "ready", lambda: LoadProgress("ready"), engine=fleet.engine)
+    model = loaded(engine=fleet.engine)
     drafting = fleet.engine.drafting
     drafting.count(drafting.begin(), 3, 4)
     for layout, other, enabled in (("pipeline", "tensor", False), ("tensor", "pipeline", True)):
-        told = status_of(context)
+        told = status_with(model)
         assert told["layout"] == layout
         why = None if enabled else "the ranks are in the pipeline layout"
         assert (told["draft"]["enabled"], told["draft"]["why_not"], told["draft"]["most"]) == (enabled, why, 3)
@@ -124,10 +127,9 @@ async def test_status_is_of_the_layout_in_force() -> None:
 
 
 def test_status_says_why_drafting_was_ended() -> None:
-    context = context_of(3)
-    assert context.engine is not None
-    context.engine.drafting.off_because = "a worker was lost"
-    told = status_of(context)["draft"]
+    model = model_of(3)
+    model.engine.drafting.off_because = "a worker was lost"
+    told = status_with(model)["draft"]
     assert (told["enabled"], told["why_not"], told["most"]) == (False, "a worker was lost", 3)
 
 

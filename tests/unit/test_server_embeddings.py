@@ -44,10 +44,9 @@ def of_text(text: str, pooling: str = "last") -> list[float]:
 @asynccontextmanager
 async def world_of(of_model: str = "", **settings: Any) -> AsyncIterator[World]:
     async with serving(**settings) as world:
-        engine, fleet, model = world.context.engine, world.fleet, world.context.model
-        assert engine is not None and model is not None
+        engine, fleet = world.model.engine, world.fleet
         engine.limits = replace(engine.limits, hidden=HIDDEN)
-        world.context.model = replace(model, pooling=of_model)
+        world.change(model=replace(world.model.model, pooling=of_model))
         lanes: dict[int, NewLane] = {}
         seen: dict[int, list[int]] = {}
         issue, draw = fleet.issue, fleet._sample
@@ -230,8 +229,7 @@ def test_what_requests_keep_together_is_bounded() -> None:
 
     async def main() -> None:
         async with world_of() as world:
-            engine = world.context.engine
-            assert engine is not None
+            engine = world.model.engine
             engine.limits = replace(engine.limits, hidden=HELD_BYTES_MAX // 4 // 5)
             world.fleet.held = True
             body = {"input": ["a"] * 6, "dimensions": HIDDEN}

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import aiohttp
 import pytest
+from standing import loaded, standing
 
 from homeserve.engine.engine import Engine
 from homeserve.engine.flip import RECORDS_KEPT, Flipper, FlipRecord, FlipRefused, LiveSet, RankPart
@@ -18,12 +19,10 @@ from homeserve.engine.request import EngineLimits, FlipLimits, LayoutLimits, NoF
 from homeserve.fleet import RankStatus
 from homeserve.layouts.ranks import RankPlan
 from homeserve.server.application import HttpServer
-from homeserve.server.context import LoadProgress, ModelInfo, ServerContext
 from homeserve.server.metrics import Metrics, Reading
 from homeserve.server.shape import Counts
 from homeserve.server.status import status_of
 from homeserve.server.timing import timing_block
-from homeserve.settings import Settings
 from homeserve.wire.records import FlipAnswer, FlipLive
 
 FLIP = FlipLimits(
@@ -66,16 +65,8 @@ class Flips:
 @asynccontextmanager
 async def serving(flips: Flips, state: str = "ready") -> AsyncIterator[Any]:
     """`ask(method, path, body)` gives status, headers and JSON."""
-    context = ServerContext(
-        Settings(),
-        state=lambda: state,
-        load=lambda: LoadProgress("reading weights", 3, 10),
-        engine=cast(Engine, flips),
-        tokenizer=cast(Any, object()),
-        templates=cast(Any, object()),
-        grammars=cast(Any, object()),
-        model=ModelInfo("tiny", "/models/tiny.gguf", "llama", "Q4_1", 256),
-    )
+    models = [loaded(engine=flips)] if state != "loading" else []
+    context = standing(*models, state=state)
     server = HttpServer(context)
     listener = socket.create_server(("127.0.0.1", 0))
     port = await server.start(listener)
@@ -232,14 +223,13 @@ async def test_metrics_sum_over_flips() -> None:
     assert "homeserve_flip" not in (await Metrics().render(Reading())).decode()
 
 
-def context(engine: Any, plan: RankPlan | None) -> ServerContext:
+def status(engine: Any, plan: RankPlan | None) -> dict[str, Any]:
     ranks = [
         RankStatus(rank, 9, "cpu:0", "cpu", "avx2", 1, 0, 7, [0, 4], 0.0, 0.0, 0.0, None, {}, None) for rank in (0, 1)
     ]
     fleet: Any = type("Ranks", (), {"ranks": ranks})()
-    return ServerContext(
-        Settings(), state=lambda: "ready", load=lambda: LoadProgress("ready"), engine=engine, fleet=fleet, ranks=plan
-    )
+    shown = loaded(engine=engine, fleet=fleet, ranks=plan)
+    return status_of(standing(shown), shown)
 
 
 class Still:
@@ -254,7 +244,7 @@ class Still:
 
 async def test_status_tells_the_layout_in_force() -> None:
     engine: Any = Engine(cast(Any, Still()), LIMITS)
-    told = status_of(context(engine, PLAN))
+    told = status(engine, PLAN)
     assert (told["layout"], told["epoch"]) == ("pipeline", 0)
     assert told["vectors"] == {"weight": [2, 1], "token": [1, 1]}
     assert told["pipeline"] == {"ranges": [[0, 3], [3, 4]]}
@@ -263,19 +253,19 @@ async def test_status_tells_the_layout_in_force() -> None:
     assert set(told["flip"]) >= {"policy", "committed", "abandoned", "hold_reason", "unarmed_work_count"}
     assert set(told["layouts_measured"]) == {"pipeline", "tensor"}
     engine._flips.flipper.layout = "tensor"
-    told = status_of(context(engine, PLAN))
+    told = status(engine, PLAN)
     assert told["layout"] == "tensor" and [rank["layers"] for rank in told["ranks"]] == [None, None]
     assert told["pipeline"] == {"ranges": [[0, 3], [3, 4]]}, "the other layout's cut stays known"
 
 
 async def test_status_of_a_layout_that_stays_says_why() -> None:
     limits = EngineLimits(256, 1024, 4, 8, 64, 0, 2, no_flip=NoFlip("does_not_fit", "9 MiB of 8"))
-    told = status_of(context(Engine(cast(Any, Still()), limits), None))
+    told = status(Engine(cast(Any, Still()), limits), None)
     flip = {"policy": "off", "committed": 0, "abandoned": {}, "hold_reason": "9 MiB of 8", "unarmed_work_count": 0}
     assert told["flip"] == flip
     assert told["layouts_measured"] == {"pipeline": None, "tensor": None}
     assert [rank["layers"] for rank in told["ranks"]] == [[0, 4], [0, 4]]
-    assert set(status_of(context(None, None))["flip"].values()) == {None}
+    assert set(status_of(standing(), None)["flip"].values()) == {None}
 
 
 def test_a_request_tells_the_most_flips_that_any_of_its_sequences_crossed() -> None:

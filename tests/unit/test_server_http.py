@@ -583,14 +583,14 @@ async def test_status_has_every_key() -> None:
 
 async def test_budget_and_corridor_are_served_as_they_are_made() -> None:
     async with serving() as world:
-        for path in ("budget", "corridor"):  # loaded, and nobody has made them
-            assert_error(await world.get(f"/v1/homeserve/{path}"), 503, "loading")
+        assert_error(await world.get("/v1/homeserve/corridor"), 503, "loading")  # loaded, and nobody has made one
         sampler = CorridorSampler(256 << 20, lambda: "ready", lambda breach: None, OneGibFree())
         sampler.start()
         try:
             await world.wait_for(lambda: sampler.least_bytes() != ())
             budget = MeasuredBudget({"schema": 1, "plan": {"kv_tokens": 16}}, (), lambda: Members(0, os.getpid(), ()))
-            world.context.corridor, world.context.budget = sampler, budget
+            world.context.corridor = sampler
+            world.change(budget=budget)
             status, body = await world.get("/v1/homeserve/corridor")
             assert (status, body["schema"], body["floor_mib"], body["period_ms"]) == (200, 1, 256, 100)
             (device,) = body["devices"]
@@ -687,8 +687,7 @@ async def test_keys_open_the_door_to_every_name(tmp_path: Any) -> None:
 
 async def test_ids_that_the_model_lacks_never_reach_a_plan() -> None:
     async with serving() as world:
-        assert world.context.model is not None
-        world.context.model = dataclasses.replace(world.context.model, vocab=200)
+        world.change(model=dataclasses.replace(world.model.model, vocab=200))
         plans = world.fleet.seq
         for fields in ({"stop_token_ids": [200]}, {"logit_bias": {"200": 1}}):
             answer = await world.complete(min_tokens=1, **fields)

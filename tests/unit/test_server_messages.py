@@ -150,7 +150,7 @@ async def test_a_template_that_cannot_be_gone_on_from_is_told() -> None:
             return "".join(f"{m['role']}\n" for m in messages)
 
     async with serving() as world:
-        world.context.templates = Deaf()  # type: ignore[assignment]
+        world.change(templates=Deaf())
         status, body = await ask(world, messages=[*Q, {"role": "assistant", "content": "So"}])
         assert status == 400 and "cannot go on from" in body["error"]["message"]
         assert (await ask(world))[0] == 200
@@ -163,7 +163,7 @@ async def test_a_begun_answer_is_not_gone_on_with_inside_a_thought(opens: str, s
             return "".join(f"{m['role']}\n{opens}{m['content'].strip()}<end>\n" for m in messages)
 
     async with serving() as world:
-        world.context.templates, world.context.dialect = Thinking(), THINKS_AND_CALLS  # type: ignore[assignment]
+        world.change(templates=Thinking(), dialect=THINKS_AND_CALLS)
         answer = await ask(world, messages=[*Q, {"role": "assistant", "content": " So\nit is "}])
         assert answer[0] == status
         if status == 400:
@@ -209,7 +209,8 @@ SAYS = (
 
 async def test_the_official_client_reads_thoughts_and_calls() -> None:
     async with serving(context=1024) as world, client_of(world) as client:
-        world.context.dialect, world.fleet.script = THINKS_AND_CALLS, SAYS.encode()
+        world.change(dialect=THINKS_AND_CALLS)
+        world.fleet.script = SAYS.encode()
         asked: Any = {"model": "tiny", "max_tokens": 900, "messages": Q, "tools": [WEATHER]}
         asked["thinking"] = {"type": "enabled", "budget_tokens": 800}
         message = await client.messages.create(**asked)
@@ -227,7 +228,8 @@ async def test_the_official_client_reads_thoughts_and_calls() -> None:
 
 async def test_what_the_client_got_may_be_sent_back() -> None:
     async with serving(context=1024) as world, client_of(world) as client:
-        world.context.dialect, world.fleet.script = THINKS_AND_CALLS, SAYS.encode()
+        world.change(dialect=THINKS_AND_CALLS)
+        world.fleet.script = SAYS.encode()
         asked: Any = {"model": "tiny", "max_tokens": 500, "tools": [WEATHER]}
         message = await client.messages.create(messages=Q, **asked)
         (use,) = [block for block in message.content if block.type == "tool_use"]
@@ -241,7 +243,8 @@ async def test_what_the_client_got_may_be_sent_back() -> None:
 
 async def test_thoughts_that_nobody_asked_to_hear_are_not_told() -> None:
     async with serving(context=1024) as world:
-        world.context.dialect, world.fleet.script = THINKS_AND_CALLS, SAYS.encode()
+        world.change(dialect=THINKS_AND_CALLS)
+        world.fleet.script = SAYS.encode()
         _, message = await ask(world, thinking={"type": "disabled"})
         assert [block["type"] for block in message["content"]] == ["text"]
         _, message = await ask(world)

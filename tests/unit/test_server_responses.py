@@ -124,7 +124,7 @@ async def test_thoughts_and_calls_are_items(reading: None) -> None:
 
 async def test_what_a_model_writes_in_its_own_format_becomes_items() -> None:
     async with serving(context=2048) as world:
-        world.context.dialect = HERMES
+        world.change(dialect=HERMES)
         written = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
         world.fleet.script = f"<think>\nHm.\n</think>\n\nOne moment.{written}".encode()
         _, body = await ask(world, tools=[TOOL])
@@ -169,7 +169,7 @@ async def test_the_prompt_is_the_one_of_a_chat_with_the_same_messages() -> None:
         {"role": "tool", "tool_call_id": "c1", "content": "3"},
     ]
     async with serving() as world:
-        world.context.templates = Listening()  # type: ignore[assignment]
+        world.change(templates=Listening())
         _, body = await ask(world, input=items, instructions="Be brief.")
         _, chat = await world.chat(messages=messages)
         assert seen[0] == seen[1]
@@ -186,8 +186,8 @@ async def test_tools_reach_the_template_unless_they_may_not_be_called() -> None:
             return await super().render(messages, tools, **more)
 
     async with serving(context=2048) as world:
-        world.context.templates = Listening()  # type: ignore[assignment]
-        world.context.dialect = HERMES
+        world.change(templates=Listening())
+        world.change(dialect=HERMES)
         for choice in ("auto", "none"):
             await ask(
                 world, tools=[{"type": "custom", "name": "x"}, TOOL], tool_choice=choice, reasoning={"effort": "low"}
@@ -258,8 +258,8 @@ async def test_what_an_agent_sends_is_answered(reading: None) -> None:
             return await super().render(messages, tools, **more)
 
     async with serving(context=2048) as world:
-        world.context.templates = Listening()  # type: ignore[assignment]
-        world.context.dialect = HERMES
+        world.change(templates=Listening())
+        world.change(dialect=HERMES)
         world.fleet.script = b'?Hm!{"cmd":[]}'
         final = check_stream(await stream(world, **AGENT))
     assert [item["type"] for item in final["output"]] == ["reasoning", "function_call"]
@@ -383,7 +383,7 @@ async def test_an_error_of_the_template_is_about_the_input() -> None:
             raise InvalidField("messages", "roles must alternate", fix="let them")
 
     async with serving() as world:
-        world.context.templates = Refusing()  # type: ignore[assignment]
+        world.change(templates=Refusing())
         answer = await ask(world)
         assert_error(answer, 400, "invalid_field", "input")
         assert answer[1]["error"]["message"] == "input: roles must alternate"

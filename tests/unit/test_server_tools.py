@@ -301,7 +301,7 @@ TWO = "<think>hm</think>\n\nI look.\n" + CALL + "\n" + CALL.replace('"a": 1', '"
 
 async def test_a_body_has_thought_text_and_calls() -> None:
     async with serving(context=512) as world:
-        world.context.dialect = QWEN
+        world.change(dialect=QWEN)
         world.fleet.script = TWO.encode()
         _, body = await world.chat(tools=[F])
     message = body["choices"][0]["message"]
@@ -317,7 +317,7 @@ async def test_a_body_has_thought_text_and_calls() -> None:
 
 async def test_a_stream_says_what_a_body_says() -> None:
     async with serving(context=512) as world:
-        world.context.dialect = QWEN
+        world.change(dialect=QWEN)
         world.fleet.script = TWO.encode()
         chunks = [chunk for chunk in await world.chat_stream(tools=[F]) if chunk != "[DONE]"]
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
@@ -336,7 +336,7 @@ async def test_a_stream_says_what_a_body_says() -> None:
 
 async def test_without_tools_calls_are_text_and_a_thought_is_a_thought() -> None:
     async with serving(context=512) as world:
-        world.context.dialect = QWEN
+        world.change(dialect=QWEN)
         world.fleet.script = f"<think>hm</think>{CALL}".encode()
         for more in ({}, {"tools": [F], "tool_choice": "none"}):
             _, body = await world.chat(**more)
@@ -347,7 +347,7 @@ async def test_without_tools_calls_are_text_and_a_thought_is_a_thought() -> None
 
 async def test_a_cut_call_says_length_and_its_arguments_as_far_as_they_came() -> None:
     async with serving(context=512) as world:
-        world.context.dialect = Dialect(None, FORMS["tagged-json"])
+        world.change(dialect=Dialect(None, FORMS["tagged-json"]))
         world.fleet.script = CALL.encode()
         _, body = await world.chat(tools=[F], max_tokens=CALL.index("1"))
     choice_ = body["choices"][0]
@@ -357,7 +357,7 @@ async def test_a_cut_call_says_length_and_its_arguments_as_far_as_they_came() ->
 
 async def test_the_older_form_answers_in_the_older_form() -> None:
     async with serving(context=512) as world:
-        world.context.dialect = Dialect(None, FORMS["tagged-json"])
+        world.change(dialect=Dialect(None, FORMS["tagged-json"]))
         world.fleet.script = f"{CALL}\n{CALL}".encode()
         _, body = await world.chat(functions=[F["function"]])
         chunks = [chunk for chunk in await world.chat_stream(functions=[F["function"]]) if chunk != "[DONE]"]
