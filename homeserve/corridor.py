@@ -209,7 +209,9 @@ class CorridorSampler:
     def as_json(self) -> dict[str, Any]:
         """The body of `/v1/homeserve/corridor`."""
         with self._lock:
-            return self._corridor.as_json(self._indices) | {"flips": self._peaks.as_json(self._ledger)}
+            began = round(time.time() - (self._clock() - self._began), 3)
+            told = self._corridor.as_json(self._indices)
+            return told | {"began": began, "flips": self._peaks.as_json(self._ledger)}
 
     def least_bytes(self) -> tuple[tuple[int, int], ...]:
         """(device, least free bytes since the start) of each device that is known."""

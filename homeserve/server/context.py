@@ -7,9 +7,10 @@ value, `Loaded`, in which nothing is missing; a model that is not in has none. H
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
@@ -113,6 +114,8 @@ class ServerContext:
     load: Callable[[], LoadProgress]
     models: Models
     corridor: CorridorSampler | None = None
+    started: float = field(default_factory=time.time)
+    """Seconds of the epoch."""
 
     @property
     def loaded(self) -> Sequence[Loaded]:

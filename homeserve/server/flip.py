@@ -10,6 +10,9 @@ anything: the layout is what it was, and every request goes on. Whoever asked re
 
 from __future__ import annotations
 
+import time
+from typing import TYPE_CHECKING, Any
+
 import msgspec
 from aiohttp import web
 
@@ -17,6 +20,9 @@ from homeserve.engine.flip import RECORDS_KEPT, FlipRefused
 from homeserve.errors import FlipNotBegun, UnknownFlip
 from homeserve.server.bodies import json_response, read_body
 from homeserve.server.parts import PARTS
+
+if TYPE_CHECKING:
+    from homeserve.engine.flip_record import FlipRecord
 
 ROUTE = "/v1/homeserve/flip"
 CAUSE = "request"
@@ -55,12 +61,17 @@ async def get_flip(request: web.Request) -> web.StreamResponse:
     record = served.engine.flip_record(int(asked)) if asked.isascii() and asked.isdigit() and len(asked) < 16 else None
     if record is None:
         raise UnknownFlip(asked[:40], RECORDS_KEPT)
-    return json_response({"schema": 1, **record.as_json()})
+    return json_response({"schema": 1, **_told(record)})
 
 
 async def get_flips(request: web.Request) -> web.StreamResponse:
     """The policy, and the last flips, oldest first."""
     engine = request.app[PARTS].served(request.query.get("model")).engine
     limits = engine.limits.flip
-    records = [record.as_json() for record in engine.flip_records()]
+    records = [_told(record) for record in engine.flip_records()]
     return json_response({"schema": 1, "policy": limits.policy if limits is not None else "off", "last": records})
+
+
+def _told(record: FlipRecord) -> dict[str, Any]:
+    """A flip with the time at which it was asked for. The engine's clock is monotonic, as this one is."""
+    return {**record.as_json(), "at": round(time.time() - (time.monotonic() - record.asked), 3)}

@@ -98,6 +98,13 @@ class RequestCounts(msgspec.Struct, kw_only=True):
     failed: int | None
 
 
+class TokenCounts(msgspec.Struct, kw_only=True):
+    """Tokens of prompts taken in, and tokens generated, since the load."""
+
+    prompt: int | None
+    generated: int | None
+
+
 class WindowFacts(msgspec.Struct, kw_only=True):
     """Layers that keep the last tokens alone."""
 
@@ -223,6 +230,10 @@ class Status(msgspec.Struct, kw_only=True):
     schema: Literal[1]
     version: str
     commit: str | None
+    started: float
+    """When the server was started, in seconds of the epoch."""
+    at: float
+    """The server's clock as it told this, in seconds of the epoch."""
     state: Literal["loading", "ready", "draining", "recovering"]
     load: LoadFacts
     model: ServedModel
@@ -232,6 +243,7 @@ class Status(msgspec.Struct, kw_only=True):
     pipeline: Pipeline
     memory_domain: str | None
     requests: RequestCounts
+    tokens: TokenCounts
     kv: KvFacts
     prefix: PrefixFacts
     engine: EngineFacts
@@ -335,6 +347,8 @@ class FlipFacts(msgspec.Struct, kw_only=True, rename={"source": "from"}):
     source: str
     to: str
     cause: Literal["policy", "request"]
+    at: float
+    """When it was asked for, in seconds of the epoch."""
     state: Literal["accepted", "draining", "preparing", "committing", "committed", "abandoned"]
     reason: str | None
     ms: FlipParts
@@ -421,5 +435,7 @@ class Corridor(msgspec.Struct, kw_only=True):
     taken: int
     seconds: float | None
     longest_gap_ms: float
+    began: float
+    """What the seconds of samples count from, in seconds of the epoch."""
     devices: list[DeviceCorridor]
     flips: FlipPeaks

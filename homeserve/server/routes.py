@@ -6,6 +6,7 @@ from homeserve.errors import (
     ContextOverflow,
     Draining,
     FlipNotBegun,
+    InvalidField,
     QueueFull,
     RequestFailed,
     SchemaUnsatisfiable,
@@ -230,6 +231,7 @@ ROUTES: tuple[Route, ...] = (
         "Tell of the whole machine.",
         "Homeserve",
         answers=(Answer("The status.", Status),),
+        errors=(InvalidField, UnknownModel),
     ),
     Route(
         "GET",

@@ -7,6 +7,7 @@ reader can tell "nothing happened" from "nobody counted".
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from aiohttp import web
 
 from budget.ledger import PIPELINE
 from homeserve import __version__
-from homeserve.errors import RequestFailed
+from homeserve.errors import InvalidField, RequestFailed
 from homeserve.server.bodies import json_response
 from homeserve.server.context import Loaded, ModelInfo, ServerContext
 from homeserve.server.edge import current_request_id
@@ -33,7 +34,7 @@ async def get_status(request: web.Request) -> web.StreamResponse:
     parts = request.app[PARTS]
     asked = request.query.get("model")
     shown = parts.context.first if asked is None else parts.served(asked)
-    return json_response(status_of(parts.context, shown))
+    return json_response(status_of(parts.context, shown, _plans_asked(request.query.get("plans"))))
 
 
 async def get_census(request: web.Request) -> web.StreamResponse:
@@ -45,17 +46,31 @@ async def get_census(request: web.Request) -> web.StreamResponse:
         raise RequestFailed(current_request_id()) from None
 
 
-def status_of(context: ServerContext, shown: Loaded | None) -> dict[str, Any]:
-    """The status object, which tells of the model `shown`; None: none is in."""
+def _plans_asked(text: str | None) -> int | None:
+    """How many of the last plans to tell; None: all that are kept. Raises InvalidField."""
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 6):
+        raise InvalidField("plans", f"{text[:40]!r} is not a number of plans")
+    return int(text)
+
+
+def status_of(context: ServerContext, shown: Loaded | None, plans: int | None = None) -> dict[str, Any]:
+    """The status object, which tells of the model `shown`; None: none is in. `plans`: the most plans that it lists,
+    which are most of its bytes (None: all)."""
     load = context.load()
     ranks = shown.fleet.ranks if shown is not None else []
     engine = shown.engine.snapshot() if shown is not None else None
     plan = shown.ranks if shown is not None else None
+    kept = engine.plans if engine is not None else ()
+    listed = kept if plans is None else kept[max(0, len(kept) - plans) :]
     layout = engine.layout if engine is not None and engine.layout else plan.layout if plan is not None else None
     return {
         "schema": 1,
         "version": __version__,
         "commit": None,
+        "started": round(context.started, 3),
+        "at": round(time.time(), 3),
         "state": context.state(),
         "load": {"stage": load.stage, "done_bytes": load.done_bytes, "total_bytes": load.total_bytes},
         "model": _model(shown.model if shown is not None else None),
@@ -72,7 +87,7 @@ def status_of(context: ServerContext, shown: Loaded | None) -> dict[str, Any]:
         "flip": _flip(shown, engine),
         "layouts_measured": _MEASURED | (engine.layouts_measured if engine is not None else {}),
         "ranks": [_rank(asdict(rank), plan, layout) for rank in ranks],
-        "plans": [times.as_json() for times in engine.plans] if engine is not None else [],
+        "plans": [times.as_json() for times in listed],
         "events": list(engine.events) if engine is not None else [],
     }
 
@@ -144,6 +159,10 @@ def _engine_part(engine: EngineSnapshot | None) -> dict[str, Any]:
     unknown = {"p50": None, "p99": None}
     return {
         "requests": _known(engine, "running", "waiting", "finished", "aborted", "failed"),
+        "tokens": {
+            "prompt": engine.prompt_tokens if engine is not None else None,
+            "generated": engine.generated_tokens if engine is not None else None,
+        },
         "kv": {
             **_known(engine, "capacity_tokens", "used_tokens", "cached_tokens"),
             "windows": list(engine.kv_windows) if engine is not None else None,
