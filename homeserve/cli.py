@@ -34,6 +34,7 @@ COMMANDS = {
     "probe": "say what this box is, as a profile that budget can plan with",
     "pull": "fetch a model and print where it lies",
     "doctor": "say what was found on this machine and what is missing",
+    "service": "run a server as a service of this user, from login on",
 }
 _ALIASES = {"serve": "up"}
 _LATER = ("bench",)

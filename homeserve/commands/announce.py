@@ -14,6 +14,7 @@ from budget.facts import GIB, MIB, Box, CpuFacts
 from budget.page import safe
 from budget.plan import Plan
 from budget.report import Measured, measured_table, summary
+from homeserve.commands.notify import Notifier
 from homeserve.commands.progress import ProgressLines
 
 if TYPE_CHECKING:
@@ -54,10 +55,12 @@ class Heard:
 
 
 class Announcer:
-    """Implements `app.Watcher` on a stream (stdout); warnings go to stderr."""
+    """Implements `app.Watcher` on a stream (stdout); warnings go to stderr. Who started the server hears how far it is
+    through `notifier`."""
 
-    def __init__(self, settings: Settings, out: IO[str] | None = None) -> None:
+    def __init__(self, settings: Settings, out: IO[str] | None = None, notifier: Notifier | None = None) -> None:
         self._settings = settings
+        self._notifier = notifier or Notifier(None)
         heard: Any = Heard(out or sys.stdout)
         self._out: IO[str] = heard
         self._progress = ProgressLines(self._out)
@@ -91,9 +94,12 @@ class Announcer:
 
     def on_progress(self, progress: LoadProgress) -> None:
         self._progress.update(progress.stage, progress.done_bytes, progress.total_bytes)
+        done, total = progress.done_bytes, progress.total_bytes
+        self._notifier.status(f"{progress.stage} {100 * (done or 0) // total} %" if total else progress.stage)
 
     def on_ready(self, url: str, model: ModelInfo, seconds: float) -> None:
         self.close()
+        self._notifier.ready(f"{url} serves {model.id}")
         self._say("ready", f"in {seconds:.1f} s: {url} serves {model.id}")
         print(f"\nTry it:\n\n  {curl(url, model.id, self._settings.api_key_file)}\n", file=self._out)
         print(f"or open {url} in a browser. Ctrl-C stops the server.", file=self._out, flush=True)

@@ -52,8 +52,10 @@ async def _serve(settings: Settings, environ: Mapping[str, str]) -> int:
     signals = _Signals()
     from homeserve.app import App
     from homeserve.commands.announce import Announcer
+    from homeserve.commands.notify import SOCKET, Notifier
 
-    announcer = Announcer(settings)
+    notifier = Notifier(environ.get(SOCKET))
+    announcer = Announcer(settings, notifier=notifier)
     for warning in settings.warnings:
         announcer.on_warning(warning)
     app = App(settings, environ, announcer)
@@ -65,6 +67,7 @@ async def _serve(settings: Settings, environ: Mapping[str, str]) -> int:
         return report(error)
     finally:
         announcer.close()
+        notifier.stopping()
         await _take_down(app, settings)
 
 
