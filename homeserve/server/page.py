@@ -16,10 +16,12 @@ from homeserve.server.context import ServerContext
 from homeserve.server.parts import PARTS
 
 _FOLDER = Path(__file__).parent / "page"
+SCRIPTS = ("app", "dom", "settings", "watch", "chat", "turn", "stream", "kept", "markdown", "inline", "box", "charts")
+SHEETS = ("base", "chat", "box")
 FILES = {
     "/": ("index.html", "text/html"),
-    "/static/chat.js": ("chat.js", "text/javascript"),
-    "/static/chat.css": ("chat.css", "text/css"),
+    **{f"/static/{name}.js": (f"{name}.js", "text/javascript") for name in SCRIPTS},
+    **{f"/static/{name}.css": (f"{name}.css", "text/css") for name in SHEETS},
 }
 POLICY = "; ".join(
     (
