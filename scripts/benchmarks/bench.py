@@ -31,12 +31,14 @@ import psutil
 import rank_tests
 import search
 import step_tests
-from measures import MEASURES, RESULTS, Measure, Prompts
-from origin import command, commit, cpu_name, today
+from measures import MEASURES, RESULTS, Measure
+from origin import command, commit
 from report import MACHINE, OURS, Sample, SampleFile, report, table
 from servers import Server, homeserve, is_homeserve, llama_server, peer_isa, peer_version, realtime
 from subjects import SUBJECTS, Work, folder, work
 
+from homeserve.bench.origin import cpu_name, today
+from homeserve.bench.prompts import Prompts, ids_below
 from homeserve.checkpoint import gguf
 from homeserve.errors import HomeserveError
 
@@ -207,7 +209,7 @@ class Run:
         if all((OURS, result, last) in done for measure in self.measures for result in measure.gives):
             return
         answer = self.options.answer or (64 if path.stat().st_size > LARGE_BYTES else 128)
-        prompts = Prompts(random.Random(self.options.seed), self.options.vocab, answer)
+        prompts = Prompts(random.Random(self.options.seed), ids_below(self.options.vocab), answer)
         with tempfile.TemporaryDirectory(prefix="homeserve-bench-") as scratch:
             subject = self.prepare(name, path, Path(scratch), prompts)
             servers = [subject.ours, *subject.peers.values()]
@@ -243,7 +245,7 @@ class Run:
             return
         options = self.options
         answer = options.answer or (64 if path.stat().st_size > LARGE_BYTES else 128)
-        prompts = Prompts(random.Random(options.seed), options.vocab, answer)
+        prompts = Prompts(random.Random(options.seed), ids_below(options.vocab), answer)
         subject = RankSubject(model, self.facts(model, name.rpartition(".")[2]))
         with tempfile.TemporaryDirectory(prefix="homeserve-bench-") as scratch:
             servers = rank_tests.two_sides(path, options.threads, Path(scratch), options.ours, options.isa)
@@ -267,7 +269,7 @@ class Run:
         done = (flip_tests.PER_MIB, options.repeat - 1)
         if any(sample.model == model and (sample.test, sample.run) == done for sample in self.samples):
             return
-        prompts = Prompts(random.Random(options.seed), options.vocab)
+        prompts = Prompts(random.Random(options.seed), ids_below(options.vocab))
         subject = RankSubject(model, self.facts(model, name.rpartition(".")[2]))
         with tempfile.TemporaryDirectory(prefix="homeserve-bench-") as scratch:
             server = flip_tests.server_of(path, options.threads, Path(scratch), options.ours, options.isa)
@@ -286,7 +288,7 @@ class Run:
         model, options = step_tests.of_model(name), self.options
         if any((sample.model, sample.run) == (model, options.repeat - 1) for sample in self.samples):
             return
-        prompts = Prompts(random.Random(options.seed), options.vocab)
+        prompts = Prompts(random.Random(options.seed), ids_below(options.vocab))
         subject = RankSubject(model, self.facts(model, name.rpartition(".")[2]))
         with tempfile.TemporaryDirectory(prefix="homeserve-bench-") as scratch:
             server = step_tests.server_of(path, Path(scratch), options.ours, options.isa)
@@ -310,7 +312,7 @@ class Run:
         tokens = gguf.read(str(path)).metadata["tokenizer.ggml.tokens"]
         assert isinstance(tokens, gguf.Array)
         vocab, answer = min(options.vocab, len(tokens) // 2), options.answer or 96
-        prompts = Prompts(random.Random(options.seed), vocab, answer)
+        prompts = Prompts(random.Random(options.seed), ids_below(vocab), answer)
         subject = RankSubject(model, self.facts(model, name.rpartition(".")[2]))
         with tempfile.TemporaryDirectory(prefix="homeserve-bench-") as scratch:
 

@@ -14,6 +14,8 @@ from typing import Any
 from measures import DRAFTING, RESULTS
 from report import MACHINE, OURS, Sample, SampleFile, report, table
 
+from homeserve.bench.svg import Bar, bars
+
 DRAFTING_MODELS = ", drafting"
 """How the names of models end under which draft_tests.py keeps its samples."""
 BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
@@ -127,33 +129,11 @@ def _cell(ratio: dict[str, Any] | None) -> str:
 
 def plot(documents: Sequence[dict[str, Any]]) -> str:
     """An SVG of all ratios as bars around 1, readable on light and dark. What is far above is cut at the edge."""
-    bars: list[tuple[str, dict[str, Any] | None]] = []
+    rows: list[Bar | str] = []
     for document in documents:
-        bars.append((document["models"][0]["model"], None))
-        bars += [(RESULTS[ratio["test"]].title, ratio) for ratio in document["models"][0]["ratios"]]
-    height = 60 + 22 * len(bars)
-    most = min(max([2.0, *(ratio["median"] for _, ratio in bars if ratio)]), 8.0)
-    scale = 360 / most
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {height}" font-family="system-ui, sans-serif" '
-        'font-size="13">',
-        "<style>text{fill:#24292f}.bar{fill:#2f7ed8}.low{fill:#c2703d}line{stroke:#6e7781}"
-        "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.bar{fill:#58a6ff}.low{fill:#e0925f}line{stroke:#8b949e}}</style>",
-        '<text x="10" y="22" font-weight="600">homeserve against its peer: above 1 homeserve did better</text>',
-    ]
-    for index, (title, ratio) in enumerate(bars):
-        parts += _bar(40 + 22 * index, title, ratio, scale)
-    line = f'x1="{280 + scale:.1f}" x2="{280 + scale:.1f}" y1="32" y2="{height - 16}"'
-    return "\n".join([*parts, f'<line {line} stroke-dasharray="3 3"/>', "</svg>"]) + "\n"
-
-
-def _bar(y: int, title: str, ratio: dict[str, Any] | None, scale: float) -> list[str]:
-    if ratio is None:
-        return [f'<text x="10" y="{y + 13}" font-weight="600">{title}</text>']
-    width = min(ratio["median"] * scale, 390.0)
-    kind = "bar" if ratio["median"] >= 1 else "low"
-    return [
-        f'<text x="270" y="{y + 13}" text-anchor="end">{title}</text>',
-        f'<rect class="{kind}" x="280" y="{y}" width="{width:.1f}" height="15" rx="2"/>',
-        f'<text x="{286 + width:.1f}" y="{y + 13}">{ratio["median"]:.2f}</text>',
-    ]
+        rows.append(document["models"][0]["model"])
+        for ratio in document["models"][0]["ratios"]:
+            value = ratio["median"]
+            rows.append(Bar(RESULTS[ratio["test"]].title, value, f"{value:.2f}", low=value < 1))
+    most = min(max([2.0, *(row.value for row in rows if isinstance(row, Bar))]), 8.0)
+    return bars("homeserve against its peer: above 1 homeserve did better", rows, 360 / most, mark=1.0)

@@ -26,10 +26,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from client import HeldBack, Timing, complete
-from measures import DRAWS, RESULTS, SHORT_PROMPT, Prompts
+from measures import RESULTS
 from rank_tests import Keep
 from servers import Server, homeserve
+
+from homeserve.bench.client import HeldBack, Timing, complete
+from homeserve.bench.measures import DRAWS, SHORT_PROMPT
+from homeserve.bench.prompts import Prompts
 
 PLAIN = "homeserve-plain"
 NEW = "draft_new"
@@ -192,7 +195,7 @@ class Drafting:
                 self.say(ours, f"{each.name}_len", 0, accept_length(self._texts(ours, each)))
 
     def _texts(self, server: Server, of: Content) -> list[Timing]:
-        return [complete(server.url, text, of.tokens, counted=True) for text in of.prompts]
+        return [complete(server, text, of.tokens, counted=True) for text in of.prompts]
 
     @contextmanager
     def running(self, draft: str, forced: str = "") -> Iterator[Server]:
@@ -201,7 +204,7 @@ class Drafting:
         try:
             ours.start()
             for server in (self.plain, ours):
-                complete(server.url, self.prompts.draw(SHORT_PROMPT), 16)
+                complete(server, self.prompts.draw(SHORT_PROMPT), 16)
             yield ours
         finally:
             ours.stop()
@@ -220,7 +223,7 @@ def answered(server: Server, prompt: list[int], prompts: Prompts) -> Timing:
     """An answer of exactly as many tokens as `prompts` say. One that is held back to its end is asked for with another
     prompt."""
     for _ in range(DRAWS):
-        timing = complete(server.url, prompt, prompts.answer, counted=True)
+        timing = complete(server, prompt, prompts.answer, counted=True)
         try:
             _ = timing.decode_tok_s
         except HeldBack:

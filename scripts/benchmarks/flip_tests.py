@@ -20,42 +20,40 @@ Everything is read from the server's records (GET /v1/homeserve/flip/ID).
 from __future__ import annotations
 
 import ctypes
-import http.client
-import json
 import mmap
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
-from measures import Prompts
 from rank_tests import RANKS, Keep
 from servers import Server, homeserve
+
+from homeserve.bench.flips import (
+    LAYOUTS,
+    MIB,
+    FlipFailed,
+    Record,
+    beside_refill_ms,
+    flip,
+    move_gb_s,
+    moved_bytes,
+    refill_gb_s,
+    total_ms,
+)
+from homeserve.bench.prompts import Prompts
 
 FLIP, TOTAL, REFILL, MOVE, PER_MIB = "flip", "flip_total", "flip_refill", "flip_move", "flip_mib"
 TESTS = (FLIP, TOTAL, REFILL, MOVE, PER_MIB)
 MODELS = ("SmolLM2-135M-Instruct.Q4_1", "llama-1.5b.Q4_K_M", "qwen35.Q4_K_M")
 """Where no others are asked for: a small one, a large one, and one with recurrent states."""
-LAYOUTS = ("tensor", "pipeline")
-"""The two ways of a round trip, from the layout in which the ranks rest."""
-MIB = 1 << 20
 CONTEXT, LANES = 2048, 4
 PROMPT = 1000
 """Tokens of each prompt whose rows are kept, one for each lane."""
 COPY_BYTES = 256 * MIB
 COPY_ROUNDS = 5
-BOUND_S = 120.0
-POLL_S = 0.01
 FLIPPING = ("--devices", f"cpu:{RANKS}", "--layout", "pipeline", "--flip", "manual")
-
-Record = Mapping[str, Any]
-
-
-class FlipFailed(RuntimeError):
-    """A flip was refused, or given up."""
 
 
 def server_of(path: Path, threads: int, folder: Path, program: Sequence[str], isa: str) -> Server:
@@ -95,77 +93,13 @@ def measure_flips(server: Server, runs: int, prompts: Prompts, threads: int, kee
         keep("homeserve", PER_MIB, "ms/MiB", run, more / mib, server.settings)
 
 
-# ------------------------------------------------------------------------------------------------------ from a record
-
-
-def part_ms(record: Record, *names: str) -> float:
-    """Of the slowest rank."""
-    return max(sum(rank["parts_ms"].get(name, 0.0) for name in names) for rank in record["ranks"])
-
-
-def total_ms(record: Record) -> float:
-    return float(record["ms"]["total"])
-
-
-def beside_refill_ms(record: Record) -> float:
-    return total_ms(record) - part_ms(record, "refill")
-
-
-def refill_gb_s(record: Record) -> float:
-    return sum(rank["refill_bytes"] for rank in record["ranks"]) / part_ms(record, "refill") / 1e6
-
-
-def moved_bytes(record: Record) -> int:
-    """What was packed, by all ranks; as much was unpacked."""
-    return sum(rank["sent_bytes"] + rank["local_bytes"] for rank in record["ranks"])
-
-
-def move_gb_s(record: Record) -> float:
-    taken = part_ms(record, "pack") + part_ms(record, "write_kv", "write_state")
-    return 2 * moved_bytes(record) / taken / 1e6
-
-
-# ------------------------------------------------------------------------------------------------------- at the server
-
-
 def round_trip(server: Server) -> list[Record]:
     return [flip(server, to) for to in LAYOUTS]
 
 
-def flip(server: Server, to: str) -> Record:
-    """Ask for a flip and wait for its end. Raises FlipFailed."""
-    status, told = _post(server, "/v1/homeserve/flip", {"to": to})
-    if status != 202:
-        raise FlipFailed(f"a flip to the {to} layout is refused ({status}): {told}")
-    end = time.monotonic() + BOUND_S
-    while time.monotonic() < end:
-        record: Record = server.get(told["url"])
-        if record["state"] == "committed":
-            return record
-        if record["state"] == "abandoned":
-            break
-        time.sleep(POLL_S)
-    raise FlipFailed(f"the flip to the {to} layout is {record['state']}: {record['reason']}")
-
-
 def ask(server: Server, prompt: list[int]) -> None:
     """A prompt whose rows the prefix cache keeps."""
-    body = {"prompt": prompt, "max_tokens": 1, "temperature": 0}
-    status, told = _post(server, "/v1/completions", body)
-    if status != 200:
-        raise RuntimeError(f"{server.engine} answered {status}: {told}")
-
-
-def _post(server: Server, path: str, body: Mapping[str, Any]) -> tuple[int, Any]:
-    place = urlsplit(server.url)
-    assert place.hostname is not None
-    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=BOUND_S)
-    try:
-        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
-    finally:
-        connection.close()
+    server.post("/v1/completions", {"prompt": prompt, "max_tokens": 1, "temperature": 0})
 
 
 # ------------------------------------------------------------------------------------------------------ of the machine

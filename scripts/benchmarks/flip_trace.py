@@ -24,11 +24,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from client import Timing, complete
 from flip_simulation import REQUESTS, Call, mixed_load
-from measures import Prompts
-from origin import commit, cpu_name
 from servers import Server, homeserve
+
+from homeserve.bench.client import Timing, complete
+from homeserve.bench.origin import commit, cpu_name
+from homeserve.bench.prompts import Prompts, ids_below
 
 MODES = {
     "pipeline": ("--layout", "pipeline", "--flip", "off"),
@@ -92,7 +93,7 @@ def play(server: Server, calls: Sequence[Call], prompts: Prompts) -> Measured:
     def one(at: int) -> None:
         try:
             time.sleep(max(0.0, dues[at] - time.monotonic()))
-            timings[at] = complete(server.url, bodies[at], calls[at].answer)
+            timings[at] = complete(server, bodies[at], calls[at].answer)
         except (OSError, RuntimeError) as error:
             errors.append(error)
 
@@ -166,7 +167,7 @@ def main(argv: Sequence[str]) -> int:
             with tempfile.TemporaryDirectory(prefix="homeserve-trace-") as folder:
                 server = started(given.model, mode, given, context, Path(folder))
                 try:
-                    measured = play(server, calls, Prompts(random.Random(run), given.vocab))
+                    measured = play(server, calls, Prompts(random.Random(run), ids_below(given.vocab)))
                 finally:
                     server.stop()
             rows.append((mode, measured))

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from client import complete
 from gpu_fleet import COUNTER, server_on
 from gpu_rows import Teller
 from servers import Server
+
+from homeserve.bench.client import complete
 
 COUNTS = {"1 2 3 4 5": " 6 7 8 9", "11 12 13 14": " 15 16 17"}
 PROMPTS = (
@@ -136,8 +137,8 @@ def _speeds(tell: Teller, server: Server, name: str) -> None:
     """Each once before, which does not count."""
     tell.at(f"{name}: speed")
     for counts in (False, True):
-        long = complete(server.url, _words(1 + counts), 1)
-        decoded = complete(server.url, "The", DECODED, counted=True)
+        long = complete(server, _words(1 + counts), 1)
+        decoded = complete(server, "The", DECODED, counted=True)
         if counts:
             tell.row(f"{name}: prefill of {long.prompt_tokens} tokens", long.prompt_tokens / long.ttft_s, "tok/s")
             tell.row(f"{name}: decode of {DECODED} tokens", decoded.decode_tok_s, "tok/s")

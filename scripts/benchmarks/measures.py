@@ -7,34 +7,18 @@ and memory are better when small. A ratio is always turned so that above 1 means
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from client import HeldBack, Timing, complete, complete_at_once
 from servers import Server
 
-SHORT_PROMPT = 8
-SHARED_PROMPT = 32
+from homeserve.bench.client import complete
+from homeserve.bench.measures import SHORT_PROMPT, at_once, decode, decoded, prefill_tok_s
+from homeserve.bench.memory import memory_mib
+from homeserve.bench.prompts import Prompts
+
 LONG_PROMPT = 2048
-DRAWS = 8
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """Random prompts: no two measures share one, so no cache of either server helps. `answer`: tokens of a decode."""
-
-    source: random.Random
-    vocab: int
-    answer: int = 128
-
-    def draw(self, length: int) -> list[int]:
-        # The lowest ids are control tokens in every vocabulary that is measured here.
-        return [self.source.randrange(min(300, self.vocab // 2), self.vocab) for _ in range(length)]
-
-    def shorter(self, answer: int) -> Prompts:
-        return Prompts(self.source, self.vocab, answer)
 
 
 Run = Callable[[Server, Prompts], Mapping[str, float]]
@@ -66,53 +50,33 @@ class Result:
 
 
 def _prefill(server: Server, prompts: Prompts) -> Mapping[str, float]:
-    timing = complete(server.url, prompts.draw(512), 1)
-    return {"pp512": timing.prompt_tokens / timing.ttft_s, "ttft512": timing.ttft_s * 1000}
+    timing = complete(server, prompts.draw(512), 1)
+    return {"pp512": prefill_tok_s(timing), "ttft512": timing.ttft_s * 1000}
 
 
 def _deep(server: Server, prompts: Prompts) -> Mapping[str, float]:
-    timing, speed = _decoded(server, prompts, LONG_PROMPT)
-    return {"pp2048": timing.prompt_tokens / timing.ttft_s, "tg@2048": speed}
+    timing, speed = decoded(server, prompts, LONG_PROMPT)
+    return {"pp2048": prefill_tok_s(timing), "tg@2048": speed}
 
 
 def _decode(server: Server, prompts: Prompts) -> Mapping[str, float]:
     return {"tg@0": decode(server, prompts)}
 
 
-def decode(server: Server, prompts: Prompts) -> float:
-    """Tokens per second of one answer behind a short prompt."""
-    return _decoded(server, prompts, SHORT_PROMPT)[1]
-
-
-def _decoded(server: Server, prompts: Prompts, length: int) -> tuple[Timing, float]:
-    """An answer behind `length` tokens and its tokens per second. A prompt whose answer is held back is drawn again."""
-    for _ in range(DRAWS):
-        timing = complete(server.url, prompts.draw(length), prompts.answer, counted=True)
-        try:
-            return timing, timing.decode_tok_s
-        except HeldBack:
-            continue
-    raise HeldBack(f"{server.engine} held back the answers to {DRAWS} prompts of {length} tokens")
-
-
 def _at_once(streams: int) -> Run:
-    def run(server: Server, prompts: Prompts) -> Mapping[str, float]:
-        drawn = [prompts.draw(SHARED_PROMPT) for _ in range(streams)]
-        return {f"conc{streams}": complete_at_once(server.url, drawn, prompts.answer)}
-
-    return run
+    return lambda server, prompts: {f"conc{streams}": at_once(server, prompts, streams)}
 
 
 def _start(server: Server, prompts: Prompts) -> Mapping[str, float]:
     """Seconds until ready, and to the first token of the first answer."""
     server.stop()
     ready = server.start()
-    complete(server.url, prompts.draw(SHORT_PROMPT), 1)
+    complete(server, prompts.draw(SHORT_PROMPT), 1)
     return {"start": ready, "start_token": time.monotonic() - server.started}
 
 
 def _memory(server: Server, prompts: Prompts) -> Mapping[str, float]:
-    return {"rss": server.memory_mib()}
+    return {"rss": memory_mib(server.pid)}
 
 
 MEASURES = (

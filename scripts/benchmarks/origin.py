@@ -1,15 +1,11 @@
-"""Where a figure comes from: how the run is repeated, on which commit, day and processor."""
+"""Where a figure of scripts/bench comes from: how the run is repeated, and on which commit."""
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import platform
-import subprocess
-from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from homeserve.bench import origin
 
 
 def command(options: argparse.Namespace) -> str:
@@ -23,22 +19,6 @@ def command(options: argparse.Namespace) -> str:
     return " ".join(words)
 
 
-def today() -> str:
-    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
-
-
-def cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    for line in info.read_text().splitlines() if info.exists() else []:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-@cache
 def commit() -> str:
-    """Of the checkout, when first asked: it may move on while a run takes its hours."""
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or "unknown"
+    """Of the checkout, when first asked."""
+    return origin.commit() or "unknown"

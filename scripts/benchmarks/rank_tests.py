@@ -22,8 +22,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import sums
-from measures import DRAFTING, Prompts, decode
+from measures import DRAFTING
 from servers import Server, homeserve
+
+from homeserve.bench.measures import decode
+from homeserve.bench.prompts import Prompts
 
 SUM, TENSOR, FLIP, DRAFT, STEP = "sum8k", "tp2_vs_1x2", "flip", "draft", "step"
 TESTS = frozenset((SUM, TENSOR, FLIP, DRAFT, STEP))

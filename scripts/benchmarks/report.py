@@ -16,6 +16,8 @@ from typing import Any
 import subjects
 from measures import RESULTS
 
+from homeserve.bench.spread import quantile, spread
+
 OURS, MACHINE = "homeserve", "machine"
 """Engines of the CSV; every other name is the peer's. `machine` samples are what the machine could do in the same run,
 and two constants of the model's file: bytes and operations of a token."""
@@ -68,15 +70,6 @@ class SampleFile:
         for line in lines:
             line.update(threads=int(line["threads"]), run=int(line["run"]), value=float(line["value"]))
         return [Sample(**line) for line in lines]
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Linear between the two nearest of the sorted values."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def report(samples: Iterable[Sample]) -> dict[str, Any]:
@@ -162,10 +155,7 @@ def _row(samples: Sequence[Sample]) -> dict[str, Any]:
         },
         "layout": _told_by(one.settings, "--layout"),
         "draft": _told_by(one.settings, "--draft"),
-        "runs": len(values),
-        "median": round(statistics.median(values), 3),
-        "p10": round(quantile(values, 0.1), 3),
-        "p90": round(quantile(values, 0.9), 3),
+        **asdict(spread(values)),
         "most": subjects.MOST.get(one.test) if one.engine == OURS else None,
     }
 

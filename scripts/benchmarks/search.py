@@ -10,8 +10,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 
-from measures import MEASURES, RESULTS, Prompts
+from measures import MEASURES, RESULTS
 from servers import Server
+
+from homeserve.bench.prompts import Prompts
 
 CANDIDATES = (("-fa", "on"), ("-fa", "off"), ("-fa", "on", "--no-repack"), ("-fa", "on", "-ub", "256"))
 """Settings that are tried. Behind a long context only the first two differ."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -16,9 +15,8 @@ import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import psutil
+from homeserve.bench.client import Target
 
 START_LIMIT_S = 180.0
 READY_POLL_S = 0.005
@@ -27,7 +25,7 @@ SLOTS = 8
 
 
 @dataclass
-class Server:
+class Server(Target):
     """A server program and, between `start` and `stop`, its process.
 
     `command` lacks the port, which is appended as `--port N`. `health` answers 200 once requests are served.
@@ -42,7 +40,6 @@ class Server:
     """Before everything else on the machine, where the system allows it: for measurements of time."""
     environ: dict[str, str] = field(default_factory=dict)
     """Variables that it is started with besides."""
-    url: str = ""
     process: subprocess.Popen[bytes] | None = None
     started: float = field(default=0.0)
 
@@ -75,15 +72,10 @@ class Server:
         except (urllib.error.URLError, OSError):
             return False
 
-    def memory_mib(self) -> float:
-        """Proportional set size of the whole process tree: shared pages count once over all who share them."""
-        assert self.process is not None
-        root = psutil.Process(self.process.pid)
-        return sum(_pss_kib(process.pid) for process in [root, *root.children(recursive=True)]) / 1024
-
-    def get(self, path: str) -> Any:
-        with urllib.request.urlopen(self.url + path, timeout=10) as answer:
-            return json.load(answer)
+    @property
+    def pid(self) -> int:
+        assert self.process is not None, "it runs"
+        return self.process.pid
 
     def stop(self) -> None:
         if self.process is None:
@@ -156,12 +148,3 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _pss_kib(pid: int) -> int:
-    try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except OSError:
-        return 0
-    match = re.search(r"^Pss: +(\d+) kB", text, flags=re.MULTILINE)
-    return int(match[1]) if match else 0

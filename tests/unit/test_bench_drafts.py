@@ -11,16 +11,18 @@ from typing import Any
 import pytest
 from test_bench_ranks import Kept
 
+from homeserve.bench import client
+from homeserve.bench.prompts import Prompts
+
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "benchmarks"))
 
 import bench  # noqa: E402
-import client  # noqa: E402
 import document  # noqa: E402
 import draft_tests  # noqa: E402
 import report  # noqa: E402
 import subjects  # noqa: E402
-from measures import DRAFTING, Prompts  # noqa: E402
+from measures import DRAFTING  # noqa: E402
 
 MODEL = f"{subjects.DRAFTING_MODEL}, drafting"
 PLAIN_S, ROUND_S = 0.1, 0.15
@@ -58,9 +60,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The servers, in the order in which they were asked."""
     order: list[str] = []
 
-    def complete(url: str, prompt: Any, tokens: int, counted: bool = False) -> client.Timing:
-        order.append(url)
-        return Asked(*url.split(" ")).timing(tokens)
+    def complete(server: Asked, prompt: Any, tokens: int, counted: bool = False) -> client.Timing:
+        order.append(server.url)
+        return server.timing(tokens)
 
     monkeypatch.setattr(draft_tests, "complete", complete)
     return order
@@ -73,7 +75,7 @@ def measured(wanted: str, run: Callable[[draft_tests.Drafting], None], answer: i
         made.append(Asked(draft, forced))
         return made[-1]
 
-    prompts = Prompts(random.Random(1), 1000, answer)
+    prompts = Prompts(random.Random(1), range(1000), answer)
     parts: Any = (Asked("off"), start, 2, prompts, kept, frozenset(wanted.split(",")))
     run(draft_tests.Drafting(*parts))
     assert all(server.started == 0 for server in made), "each is stopped"

@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 from test_bench_ranks import Kept
 
+from homeserve.bench import flips
+from homeserve.bench.client import Refused
+from homeserve.bench.prompts import Prompts
+
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "benchmarks"))
 
@@ -17,7 +21,7 @@ import bench  # noqa: E402
 import flip_tests  # noqa: E402
 import rank_tests  # noqa: E402
 import report  # noqa: E402
-from measures import RESULTS, Prompts  # noqa: E402
+from measures import RESULTS  # noqa: E402
 
 MIB = 1 << 20
 
@@ -55,13 +59,13 @@ class Asked:
         self.live, self.prompts = live, 0
         self.flips: list[str] = []
 
-    def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+    def post(self, path: str, body: dict[str, Any]) -> Any:
         if path == "/v1/completions":
             assert len(body["prompt"]) == flip_tests.PROMPT and body["max_tokens"] == 1
             self.prompts += 1
-            return 200, {}
+            return {}
         self.flips.append(body["to"])
-        return 202, {"url": f"/v1/homeserve/flip/{len(self.flips)}"}
+        return {"url": f"/v1/homeserve/flip/{len(self.flips)}"}
 
     def get(self, path: str) -> dict[str, Any]:
         return record(self.live if self.prompts else 0)
@@ -69,9 +73,8 @@ class Asked:
 
 def measured(monkeypatch: pytest.MonkeyPatch, live: int, runs: int = 2) -> tuple[Asked, Kept]:
     asked, kept = Asked(live), Kept("a model, 2 ranks, flips")
-    monkeypatch.setattr(flip_tests, "_post", lambda server, path, body: server.post(path, body))
     monkeypatch.setattr(flip_tests, "copied_gb_s", lambda threads, size: 8.0)
-    prompts = Prompts(random.Random(1), 1000)
+    prompts = Prompts(random.Random(1), range(1000))
     flip_tests.measure_flips(asked, runs, prompts, 2, kept)  # type: ignore[arg-type]
     return asked, kept
 
@@ -97,25 +100,29 @@ def test_numbers_are_those_of_the_slower_rank_and_of_both_ways(monkeypatch: pyte
 
 
 def test_rows_that_do_not_move_are_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(flip_tests.FlipFailed, match="moved nothing"):
+    with pytest.raises(flips.FlipFailed, match="moved nothing"):
         measured(monkeypatch, live=0)
 
 
 @pytest.mark.parametrize(
-    ("status", "told", "words"),
+    ("told", "words"),
     [
-        (409, {"error": {"code": "flip_off"}}, "refused \\(409\\): .*flip_off"),
-        (202, {"url": "u"}, "is abandoned: a rank said no"),
+        (Refused(409, "flip_off", "there is one layout"), "refused \\(409\\): there is one layout \\[flip_off\\]"),
+        ({"url": "u"}, "is abandoned: a rank said no"),
     ],
 )
-def test_a_flip_that_is_refused_or_given_up_ends_it(
-    monkeypatch: pytest.MonkeyPatch, status: int, told: dict[str, Any], words: str
-) -> None:
+def test_a_flip_that_is_refused_or_given_up_ends_it(monkeypatch: pytest.MonkeyPatch, told: Any, words: str) -> None:
     server = Asked(1)
-    monkeypatch.setattr(flip_tests, "_post", lambda *_: (status, told))
+
+    def post(path: str, body: dict[str, Any]) -> Any:
+        if isinstance(told, Refused):
+            raise told
+        return told
+
+    monkeypatch.setattr(server, "post", post)
     monkeypatch.setattr(server, "get", lambda _: {"state": "abandoned", "reason": "a rank said no"})
-    with pytest.raises(flip_tests.FlipFailed, match=words):
-        flip_tests.flip(server, "tensor")  # type: ignore[arg-type]
+    with pytest.raises(flips.FlipFailed, match=words):
+        flips.flip(server, "tensor")  # type: ignore[arg-type]
 
 
 def test_the_server_flips_when_it_is_asked_and_keeps_what_prompts_left(tmp_path: Path) -> None:

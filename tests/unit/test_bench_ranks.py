@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from homeserve.bench.prompts import Prompts
+
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "benchmarks"))
 
@@ -15,7 +17,6 @@ import bench  # noqa: E402
 import rank_tests  # noqa: E402
 import report  # noqa: E402
 import sums  # noqa: E402
-from measures import Prompts  # noqa: E402
 
 FACTS: dict[str, Any] = {
     "date": "2026-01-01",
@@ -56,7 +57,7 @@ def test_one_rank_is_asked_on_both_sides_of_two_and_its_second_time_is_the_noise
     speeds = {id(both): 9.5, id(one): 10.0}
     monkeypatch.setattr(rank_tests, "decode", lambda server, prompts: speeds[id(server)])
     kept, limited = Kept(), []
-    rank_tests.measure_tensor(both, one, 2, Prompts(None, 0), kept, limited.append)  # type: ignore[arg-type]
+    rank_tests.measure_tensor(both, one, 2, Prompts(None, ()), kept, limited.append)  # type: ignore[arg-type]
     two, first, second = (
         ("homeserve", "tp2_vs_1x2"),
         ("homeserve-1x2", "tp2_vs_1x2"),

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from homeserve.bench import client
+
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "benchmarks"))
 
-import client  # noqa: E402
 import document  # noqa: E402
 import flip_tests  # noqa: E402
 import measures  # noqa: E402

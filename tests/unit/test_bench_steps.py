@@ -10,15 +10,17 @@ from pathlib import Path
 import pytest
 from test_bench_ranks import Kept
 
+from homeserve.bench.prompts import Prompts
+from homeserve.bench.steps import Reading, StepFailed, per_plan
+
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "benchmarks"))
 
 import rank_tests  # noqa: E402
 import step_tests  # noqa: E402
 import subjects  # noqa: E402
-from measures import RESULTS, Prompts  # noqa: E402
+from measures import RESULTS  # noqa: E402
 from servers import Server  # noqa: E402
-from step_tests import Reading, StepFailed, per_plan  # noqa: E402
 
 BEFORE = Reading(plans=100, idle_ms=50.0, cpu_s=2.0, running=64)
 AFTER = Reading(plans=600, idle_ms=150.0, cpu_s=2.5, running=64)
@@ -38,9 +40,10 @@ def test_a_window_in_which_a_stream_ended_or_nothing_came_back_does_not_count(en
 def test_each_number_of_streams_has_its_results_and_goals(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept()
     costs = {1: (0.2, 0.1), 64: (2.5, 0.4)}
-    monkeypatch.setattr(step_tests, "step", lambda server, streams, prompts: costs[streams])
+    monkeypatch.setattr(step_tests, "step", lambda server, pid, streams, *_: costs[streams])
     server = Server("homeserve", ["homeserve"], Path("log"), settings="--threads 1")
-    step_tests.measure_steps(server, 2, Prompts(random.Random(1), 1000), kept)
+    monkeypatch.setattr(Server, "pid", 1)
+    step_tests.measure_steps(server, 2, Prompts(random.Random(1), range(1000)), kept)
     tests = {each.test for each in kept.samples}
     assert tests == set(step_tests.TESTS) <= set(RESULTS)
     assert {test: subjects.MOST.get(test) for test in sorted(tests)} == {

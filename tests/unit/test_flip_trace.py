@@ -10,8 +10,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "benchmarks"))
 
 import flip_trace as trace
-from client import Timing
 from flip_simulation import Call, mixed_load
+
+from homeserve.bench.client import Timing
 
 
 def test_the_load_is_that_of_the_simulation_made_shorter() -> None:
