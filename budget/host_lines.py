@@ -107,6 +107,11 @@ def engine_bytes(shape: ModelShape) -> int:
     return _ENGINE_BASE + _ENGINE_PER_TOKEN * shape.vocab
 
 
+def engine_base_bytes() -> int:
+    """Of that, what several models of one engine process have once."""
+    return _ENGINE_BASE
+
+
 def worker_bytes(backend: str, threads: int = 1) -> int:
     """One worker process without what its program maps: interpreter, NumPy, the native library, `threads` stacks."""
     return _WORKER_BASE + (_WORKER_THREAD * threads if backend == "cpu" else 0)

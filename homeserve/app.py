@@ -78,7 +78,7 @@ class App:
         self._record: Record | None = None
         self._hurry = asyncio.Event()
         self._memory = MemoryWatch(settings.floor_mib * MIB, self._phase)
-        self._models = ModelHost(settings, environ, watcher, self._memory, self._read_box)
+        self._models = ModelHost(settings, environ, watcher, self._memory, self._read_box, self._on_models)
         self.context = ServerContext(
             settings,
             state=lambda: self.state.value,
@@ -119,7 +119,7 @@ class App:
         first = await self._load_and_serve(listener, box)
         gc.freeze()  # what a start made stays for good: collections while serving need not walk through it
         self._state = State.READY
-        self._write_record("ready", first.model.id)
+        self._on_models()
         self._write_ready_file(url, listener, first.model)
         seconds = time.monotonic() - self._began
         # In text a person has just been told.
@@ -155,10 +155,15 @@ class App:
         return read_box(Sources(cards=self.settings.cards_root or None))
 
     def _phase(self) -> str:
-        """What the corridor's samples are marked with: of the first load its stage, afterwards the state. Called in the
-        sampler's thread."""
+        """What the corridor's samples are marked with: of a load its stage, else the state. Called in the sampler's
+        thread."""
         state = self.state
-        return self.load_progress.stage if state is State.LOADING else state.value
+        return self.load_progress.stage if state is State.LOADING else self._models.stage or state.value
+
+    def _on_models(self) -> None:
+        """Other models are in than before."""
+        if self._state is State.READY:
+            self._write_record("ready", ", ".join(each.model.id for each in self._models.loaded))
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
         """A task beside the start, taken down with everything else."""

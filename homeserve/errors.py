@@ -22,6 +22,8 @@
         ├── ContextOverflow             400 context_overflow
         ├── UnknownModel                404 model_not_found
         ├── UnknownFlip                 404 flip_not_found
+        ├── ModelNotLoaded              409 model_not_loaded
+        ├── ModelInUse                  409 model_in_use
         ├── UnknownRoute                404 not_found
         ├── WrongMethod                 405 method_not_allowed
         ├── Unauthorized                401 unauthorized
@@ -29,7 +31,12 @@
         ├── FlipNotBegun                400 bad_target, 409 flip_running, already_there, single_rank, does_not_fit, ...
         ├── BodyTooLarge                413 body_too_large
         ├── QueueFull                   429 queue_full
+        ├── RateLimited                 429 rate_limited
         ├── Draining                    503 draining
+        ├── ModelWaits                  503 model_waits
+        ├── ModelUnloaded               503 model_unloaded
+        ├── ModelLoadFailed             500 model_load_failed
+        ├── DoesNotFit                  507 does_not_fit
         ├── Loading                     503 loading
         └── RequestFailed               500 server_error, with the request id only
 
@@ -172,6 +179,8 @@ class RequestError(HomeserveError):
     status = 400
     type = "invalid_request_error"
     code = "invalid_request"
+    retry: bool | None = None
+    """False: clients that send requests again by themselves are told not to."""
 
     def __init__(self, message: str, *, field: str | None = None, fix: str | None = None) -> None:
         super().__init__(_shortened(message), field=None if field is None else _shortened(field), fix=fix)
@@ -229,6 +238,88 @@ class UnknownModel(RequestError):
 
     def __init__(self, asked: str, served: tuple[str, ...]) -> None:
         super().__init__(f"model {asked!r} is not served here; there is: {', '.join(served)}", field="model")
+
+
+class ModelNotLoaded(RequestError):
+    """Something was asked of a model that has it only while it is in."""
+
+    status = 409
+    type = "conflict_error"
+    code = "model_not_loaded"
+
+    def __init__(self, asked: str | None, state: str) -> None:
+        what = f"model {asked!r} is {state}" if asked is not None else "no model is loaded"
+        super().__init__(f"{what}; a request for it, or POST /v1/homeserve/models/ID/load, loads it", field="model")
+
+
+class ModelInUse(RequestError):
+    """A model that somebody wants out computes, or is on its way in."""
+
+    status = 409
+    type = "conflict_error"
+    code = "model_in_use"
+
+    def __init__(self, asked: str, running: int) -> None:
+        self.running = running
+        what = f"computes {running} request{'s' * (running != 1)}" if running else "is being loaded"
+        super().__init__(f'model {asked!r} {what}; {{"force": true}} ends that', field="force")
+
+    def as_body(self) -> dict[str, Any]:
+        body = super().as_body()
+        body["error"]["running"] = self.running
+        return body
+
+
+class ModelWaits(RequestError):
+    """The models that are in did not make room in time. `retry_after_s` goes out as the Retry-After header."""
+
+    status = 503
+    type = "server_error"
+    code = "model_waits"
+
+    def __init__(self, asked: str, others: str, waited_s: float, retry_after_s: int = 5) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(
+            f"model {asked!r} is not loaded: its memory is held by {others}, and that was in use for {waited_s:g} s"
+            f" (--model-wait-s); try again in {retry_after_s} s",
+            field="model",
+        )
+
+
+class ModelUnloaded(RequestError):
+    """The load that a request waited for was ended by somebody. `retry_after_s` goes out as the Retry-After header."""
+
+    status = 503
+    type = "server_error"
+    code = "model_unloaded"
+
+    def __init__(self, asked: str, retry_after_s: int = 1) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(f"model {asked!r} was unloaded on request while this one waited for it", field="model")
+
+
+class ModelLoadFailed(RequestError):
+    """Sent again at once it would fail again, so clients are told not to."""
+
+    status = 500
+    type = "server_error"
+    code = "model_load_failed"
+    retry = False
+
+    def __init__(self, asked: str, reason: str) -> None:
+        super().__init__(f"model {asked!r} cannot be loaded: {reason}", field="model")
+
+
+class DoesNotFit(RequestError):
+    """The memory that models may have is too small for this one, even alone."""
+
+    status = 507
+    type = "server_error"
+    code = "does_not_fit"
+    retry = False
+
+    def __init__(self, asked: str, reason: str) -> None:
+        super().__init__(f"model {asked!r} does not fit: {reason}", field="model")
 
 
 class UnknownFlip(RequestError):
@@ -312,6 +403,20 @@ class QueueFull(RequestError):
     ) -> None:
         self.retry_after_s = retry_after_s
         super().__init__(f"{waiting} {why}; try again in {retry_after_s} s")
+
+
+class RateLimited(RequestError):
+    """`limit` is which one: requests, or tokens. `retry_after_s` goes out as the Retry-After header."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limited"
+
+    def __init__(self, limit: str, per_minute: int, retry_after_s: int) -> None:
+        self.limit = limit
+        self.retry_after_s = retry_after_s
+        what = f"{per_minute} {limit} a minute (--rate-limit-{limit})"
+        super().__init__(f"this client has used up its {what}; try again in {retry_after_s} s")
 
 
 class Draining(RequestError):

@@ -53,9 +53,12 @@ class AnthropicError(msgspec.Struct, kw_only=True):
 class ModelFacts(msgspec.Struct, kw_only=True):
     """What homeserve tells of a model beside OpenAI's fields."""
 
-    state: Literal["loaded"]
-    arch: str
-    quant: str
+    state: Literal["unloaded", "loading", "loaded", "unloading", "failed"]
+    arch: str | None
+    """Null until it was loaded once, and so is what else is read from its files."""
+    quant: str | None
+    reason: str | UnsetType = UNSET
+    """Why it failed."""
 
 
 class Model(msgspec.Struct, kw_only=True):
@@ -66,13 +69,13 @@ class Model(msgspec.Struct, kw_only=True):
     created: int
     """Seconds of the epoch."""
     owned_by: str
-    max_model_len: int
+    max_model_len: int | None
     """The most tokens of one request, prompt and answer together."""
     homeserve: ModelFacts
 
 
 class Models(msgspec.Struct, kw_only=True):
-    """The models that are served; empty while one is being loaded."""
+    """The models of this server, in and out; of one model none until it is loaded."""
 
     object: Literal["list"]
     data: list[Model]

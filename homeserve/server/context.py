@@ -8,7 +8,7 @@ value, `Loaded`, in which nothing is missing; a model that is not in has none. H
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -92,6 +92,31 @@ class Loaded:
         return Bounds(vocab, self.engine.token_limit, limits.running + limits.waiting)
 
 
+@dataclass(frozen=True)
+class ModelTold:
+    """How one model is, in or out."""
+
+    id: str
+    state: str
+    """unloaded | loading | loaded | unloading | failed"""
+    reason: str | None = None
+    """Why it failed."""
+    last_used: float | None = None
+    """Seconds of the epoch; None: never."""
+    ttl_s: float = 0.0
+    """Idle for so long it is unloaded; 0: never for that."""
+    running: int = 0
+    """Requests that hold it."""
+    waiting: int = 0
+    """Requests that wait for it."""
+    info: ModelInfo | None = None
+    """As it was loaded last; None: it was not yet."""
+    progress: LoadProgress | None = None
+    """Of its load, while it is loading."""
+    planned: Mapping[str, int] = field(default_factory=dict)
+    """Bytes that its plan promises it on each device, by the device's id, while it is in."""
+
+
 class Models(Protocol):
     """The models of this server, in and out."""
 
@@ -100,8 +125,17 @@ class Models(Protocol):
         """Those that are in, the one used last first."""
 
     def lease(self, asked: str | None) -> AbstractAsyncContextManager[Loaded]:
-        """The model called `asked` (None: the one used last), which stays in until the lease is closed. Raises
-        UnknownModel."""
+        """The model called `asked` (None: the one used last), loaded if need be; it stays in until the lease is closed.
+        Raises UnknownModel; DoesNotFit, ModelLoadFailed, ModelUnloaded; ModelWaits, QueueFull, Draining."""
+
+    def tell(self) -> Sequence[ModelTold]:
+        """Every model whose name is known, in or out."""
+
+    def begin_load(self, asked: str) -> ModelTold:
+        """Bring it in, if it is out; returns at once. Raises UnknownModel."""
+
+    def begin_unload(self, asked: str, *, force: bool) -> ModelTold:
+        """Let it out, if it is in; returns at once. Raises UnknownModel, ModelInUse."""
 
 
 @dataclass

@@ -40,6 +40,8 @@ def error_response(error: RequestError, path: str, request_id: str) -> web.Respo
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
         headers["Retry-After"] = str(retry_after_s)
+    if error.retry is not None:
+        headers["x-should-retry"] = str(error.retry).lower()
     if isinstance(error, WrongMethod):
         headers["Allow"] = ", ".join(error.allowed)
     if error.status == 401:

@@ -224,6 +224,38 @@ class EventFacts(msgspec.Struct, kw_only=True):
     """Where evidence lies."""
 
 
+class ModelFacts(msgspec.Struct, kw_only=True):
+    """One model, in or out."""
+
+    id: str
+    state: Literal["unloaded", "loading", "loaded", "unloading", "failed"]
+    reason: str | None
+    """Why it failed."""
+    last_used: float | None
+    """Seconds of the epoch; null: never."""
+    idle_s: float | None
+    """Since then, while nothing runs on it."""
+    ttl_s: float | None
+    """Idle for so long it is unloaded; null: never for that."""
+    running: int
+    """Requests that hold it."""
+    waiting: int
+    """Requests that wait for it."""
+    planned_mib: dict[str, float]
+    """What its plan promises it on each device at the peak, while it is in."""
+    load: LoadFacts | None
+    """While it is loading."""
+
+
+class ModelChange(msgspec.Struct, kw_only=True):
+    """What is being done to a model; its URL tells what becomes of it."""
+
+    schema: Literal[1]
+    id: str
+    state: Literal["unloaded", "loading", "loaded", "unloading", "failed"]
+    url: str
+
+
 class Status(msgspec.Struct, kw_only=True):
     """The whole machine."""
 
@@ -236,6 +268,8 @@ class Status(msgspec.Struct, kw_only=True):
     """The server's clock as it told this, in seconds of the epoch."""
     state: Literal["loading", "ready", "draining", "recovering"]
     load: LoadFacts
+    models: list[ModelFacts]
+    """Every model of this server. The rest is of one that is in: the one used last, or the one asked for."""
     model: ServedModel
     layout: Layout | None
     epoch: int | None

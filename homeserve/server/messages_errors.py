@@ -20,6 +20,7 @@ _TYPES = {
     429: "rate_limit_error",
     500: "api_error",
     503: "overloaded_error",
+    507: "api_error",
     529: "overloaded_error",
 }
 """By status; any other one is an `invalid_request_error`."""

@@ -1,4 +1,4 @@
-"""The OpenAI routes: `/v1/models`, `/v1/chat/completions`, `/v1/completions`."""
+"""The OpenAI routes of answers: `/v1/chat/completions`, `/v1/completions`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import itertools
 
 from aiohttp import web
 
-from homeserve.errors import UnknownModel
 from homeserve.server.ask import make_ask, tighter
-from homeserve.server.bodies import json_response, read_body
+from homeserve.server.bodies import read_body
 from homeserve.server.chat_ask import chat_ask
 from homeserve.server.chat_call import ChatCall
 from homeserve.server.chat_tools import asks_for_functions, chat_tools, with_tool_calls
 from homeserve.server.constraints import constraint_of
-from homeserve.server.context import ModelInfo
 from homeserve.server.edge import current_request_id
 from homeserve.server.fields import ChatRequest, CompletionRequest, refuse_unsupported
 from homeserve.server.guides import completion_guide
@@ -25,31 +23,6 @@ from homeserve.server.shapes import ChatShape, CompletionShape, FunctionShape
 
 _serial = itertools.count(1)
 """Makes the engine's ids of requests unique although clients may repeat theirs."""
-
-
-async def get_models(request: web.Request) -> web.StreamResponse:
-    loaded = request.app[PARTS].context.loaded
-    return json_response({"object": "list", "data": [_model_object(each.model) for each in loaded]})
-
-
-async def get_model(request: web.Request) -> web.StreamResponse:
-    models = [each.model for each in request.app[PARTS].context.loaded]
-    asked = request.match_info["id"]
-    found = next((model for model in models if model.id == asked), None)
-    if found is None:
-        raise UnknownModel(asked, tuple(model.id for model in models))
-    return json_response(_model_object(found))
-
-
-def _model_object(model: ModelInfo) -> dict[str, object]:
-    return {
-        "id": model.id,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "homeserve",
-        "max_model_len": model.context,
-        "homeserve": {"state": "loaded", "arch": model.arch, "quant": model.quant},
-    }
 
 
 async def post_chat_completions(request: web.Request) -> web.StreamResponse:

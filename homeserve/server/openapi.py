@@ -52,6 +52,7 @@ _WORDS = {
     429: "The queue is full; `Retry-After` says when to try again.",
     500: "It failed; the message has the request's id and nothing else.",
     503: "Nothing is taken now: the model is being loaded, or the server shuts down.",
+    507: "It does not fit into memory, even alone.",
 }
 _PARAMETER = re.compile(r"\{(?P<name>\w+)(?::[^{}]*)?\}")
 _DESCRIPTION = """An LLM server for the box you have at home.
@@ -139,7 +140,7 @@ def _operation(route: Route, described: dict[Any, Any]) -> dict[str, Any]:
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
         ]
     if route.body is not None:
-        made["requestBody"] = {"required": True, "content": {JSON: {"schema": described[route.body]}}}
+        made["requestBody"] = {"required": not route.bare, "content": {JSON: {"schema": described[route.body]}}}
     return made
 
 

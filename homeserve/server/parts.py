@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from homeserve.errors import Draining, Loading, UnknownModel
+from homeserve.errors import Draining, Loading, ModelNotLoaded, UnknownModel
 from homeserve.server.bodies import BodyDecoder
 from homeserve.server.context import Loaded, ServerContext, State
 from homeserve.server.held import Held
@@ -44,24 +44,23 @@ class Parts:
 
     @asynccontextmanager
     async def lease(self, asked: str | None) -> AsyncIterator[Loaded]:
-        """The model that a request names, or the one used last; it stays in until the answer is out. Raises
-        UnknownModel."""
+        """The model that a request names, or the one used last, loaded if need be; it stays in until the answer is out.
+        Raises UnknownModel, and what loading it fails of."""
         async with self.context.models.lease(asked) as served:
             yield served
 
     def served(self, asked: str | None = None) -> Loaded:
         """A model that is in, for whoever only looks: the one used last, or the one called `asked`. Raises Loading,
-        UnknownModel."""
+        UnknownModel, ModelNotLoaded."""
         self.check_loaded()
-        loaded = self.context.loaded
-        if asked is None:
-            if not loaded:
-                raise Loading()
-            return loaded[0]
-        found = next((each for each in loaded if each.model.id == asked), None)
-        if found is None:
-            raise UnknownModel(asked, tuple(each.model.id for each in loaded))
-        return found
+        found = next((each for each in self.context.loaded if asked in (None, each.model.id)), None)
+        if found is not None:
+            return found
+        every = self.context.models.tell()
+        state = next((each.state for each in every if each.id == asked), None)
+        if asked is not None and state is None:
+            raise UnknownModel(asked, tuple(each.id for each in every))
+        raise ModelNotLoaded(asked, state or "")
 
 
 PARTS = web.AppKey("parts", Parts)

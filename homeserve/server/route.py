@@ -17,21 +17,39 @@ from aiohttp.typedefs import Handler
 
 from homeserve.errors import (
     BodyTooLarge,
+    DoesNotFit,
     Draining,
     InvalidField,
     Loading,
+    ModelLoadFailed,
+    ModelNotLoaded,
+    ModelUnloaded,
+    ModelWaits,
     QueueFull,
     RequestError,
     RequestFailed,
     SchemaUnsatisfiable,
+    UnknownModel,
 )
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
 
 READS_BODY: tuple[type[RequestError], ...] = (InvalidField, BodyTooLarge)
-NEEDS_MODEL: tuple[type[RequestError], ...] = (Loading,)
-GENERATES: tuple[type[RequestError], ...] = (SchemaUnsatisfiable, QueueFull, Draining, Loading, RequestFailed)
+LEASES: tuple[type[RequestError], ...] = (
+    Loading,
+    UnknownModel,
+    QueueFull,
+    Draining,
+    ModelWaits,
+    ModelUnloaded,
+    ModelLoadFailed,
+    DoesNotFit,
+)
+"""Of routes that compute with a model, which is loaded for them if it is out."""
+LOOKS: tuple[type[RequestError], ...] = (Loading, UnknownModel, ModelNotLoaded)
+"""Of routes that look at a model that is in."""
+GENERATES: tuple[type[RequestError], ...] = (SchemaUnsatisfiable, *LEASES, RequestFailed)
 """Errors of routes that do so; those of the edge (401, 403, 405, 500) every route has."""
 
 
@@ -78,6 +96,8 @@ class Route:
     """One sentence; the first word is a verb."""
     tag: str
     body: type[msgspec.Struct] | None = None
+    bare: bool = False
+    """The body may be left out."""
     answers: tuple[Answer, ...] = ()
     stream: Stream | None = None
     errors: tuple[type[RequestError], ...] = ()

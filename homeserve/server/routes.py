@@ -7,7 +7,9 @@ from homeserve.errors import (
     Draining,
     FlipNotBegun,
     InvalidField,
-    QueueFull,
+    Loading,
+    ModelInUse,
+    ModelNotLoaded,
     RequestFailed,
     SchemaUnsatisfiable,
     UnknownFlip,
@@ -40,6 +42,7 @@ from homeserve.server.machine_schemas import (
     Flips,
     Health,
     Introduction,
+    ModelChange,
     NotHealthy,
     Ready,
     Status,
@@ -60,13 +63,14 @@ from homeserve.server.messages_schemas import (
     MessageStop,
     TokensCount,
 )
-from homeserve.server.openai import get_model, get_models, post_chat_completions, post_completions
+from homeserve.server.models import MODELS, UnloadRequest, get_model, get_models, post_load, post_unload
+from homeserve.server.openai import post_chat_completions, post_completions
 from homeserve.server.openapi import get_openapi
 from homeserve.server.page import FILES, get_file
 from homeserve.server.responses import post_input_tokens, post_responses
 from homeserve.server.responses_fields import InputTokensRequest, ResponsesRequest
 from homeserve.server.responses_schemas import RESPONSE_EVENTS, InputTokens, Response
-from homeserve.server.route import GENERATES, NEEDS_MODEL, READS_BODY, Answer, ErrorShape, Route, Stream
+from homeserve.server.route import GENERATES, LEASES, LOOKS, READS_BODY, Answer, ErrorShape, Route, Stream
 from homeserve.server.status import get_census, get_status
 from homeserve.server.tokens import post_detokenize, post_tokenize
 
@@ -78,9 +82,9 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         "/v1/models",
         get_models,
-        "List the model that is served.",
+        "List the models, in and out.",
         "OpenAI",
-        answers=(Answer("The model, or none while it is being loaded.", Models),),
+        answers=(Answer("The models; of one model none until it is loaded.", Models),),
     ),
     Route(
         "GET",
@@ -100,7 +104,7 @@ ROUTES: tuple[Route, ...] = (
         body=ChatRequest,
         answers=(Answer("The answer.", ChatAnswer),),
         stream=Stream(f"Chunks of the answer. {_DONE}", {"": (ChatChunk, Error)}),
-        errors=(*READS_BODY, ContextOverflow, UnknownModel, *GENERATES),
+        errors=(*READS_BODY, ContextOverflow, *GENERATES),
     ),
     Route(
         "POST",
@@ -111,7 +115,7 @@ ROUTES: tuple[Route, ...] = (
         body=CompletionRequest,
         answers=(Answer("The continuation.", TextAnswer),),
         stream=Stream(f"Chunks of the continuation. {_DONE}", {"": (TextChunk, Error)}),
-        errors=(*READS_BODY, ContextOverflow, UnknownModel, *GENERATES),
+        errors=(*READS_BODY, ContextOverflow, *GENERATES),
     ),
     Route(
         "POST",
@@ -121,7 +125,7 @@ ROUTES: tuple[Route, ...] = (
         "OpenAI",
         body=EmbeddingsRequest,
         answers=(Answer("The embeddings.", Embeddings),),
-        errors=(*READS_BODY, ContextOverflow, UnknownModel, QueueFull, Draining, *NEEDS_MODEL, RequestFailed),
+        errors=(*READS_BODY, ContextOverflow, *LEASES, RequestFailed),
     ),
     Route(
         "POST",
@@ -132,7 +136,7 @@ ROUTES: tuple[Route, ...] = (
         body=ResponsesRequest,
         answers=(Answer("The response.", Response),),
         stream=Stream("The last event says how it ended: completed, incomplete or failed.", RESPONSE_EVENTS),
-        errors=(*READS_BODY, ContextOverflow, SchemaUnsatisfiable, UnknownModel, *GENERATES),
+        errors=(*READS_BODY, ContextOverflow, SchemaUnsatisfiable, *GENERATES),
     ),
     Route(
         "POST",
@@ -142,7 +146,7 @@ ROUTES: tuple[Route, ...] = (
         "OpenAI",
         body=InputTokensRequest,
         answers=(Answer("The count.", InputTokens),),
-        errors=(*READS_BODY, ContextOverflow, UnknownModel, *NEEDS_MODEL),
+        errors=(*READS_BODY, ContextOverflow, *LEASES),
     ),
     Route(
         "POST",
@@ -165,7 +169,7 @@ ROUTES: tuple[Route, ...] = (
                 "error": (AnthropicError,),
             },
         ),
-        errors=(*READS_BODY, ContextOverflow, UnknownModel, *GENERATES),
+        errors=(*READS_BODY, ContextOverflow, *GENERATES),
         error_shape=ErrorShape.ANTHROPIC,
     ),
     Route(
@@ -176,7 +180,7 @@ ROUTES: tuple[Route, ...] = (
         "Anthropic",
         body=CountTokensRequest,
         answers=(Answer("The count.", TokensCount),),
-        errors=(*READS_BODY, ContextOverflow, UnknownModel, *NEEDS_MODEL),
+        errors=(*READS_BODY, ContextOverflow, *LEASES),
         error_shape=ErrorShape.ANTHROPIC,
     ),
     Route(
@@ -187,7 +191,7 @@ ROUTES: tuple[Route, ...] = (
         "Tokens",
         body=TokenizeRequest,
         answers=(Answer("The tokens.", Tokens),),
-        errors=(*READS_BODY, ContextOverflow, UnknownModel, *NEEDS_MODEL),
+        errors=(*READS_BODY, ContextOverflow, *LEASES),
     ),
     Route(
         "POST",
@@ -197,7 +201,7 @@ ROUTES: tuple[Route, ...] = (
         "Tokens",
         body=DetokenizeRequest,
         answers=(Answer("The text.", Text),),
-        errors=(*READS_BODY, UnknownModel, *NEEDS_MODEL),
+        errors=(*READS_BODY, *LEASES),
     ),
     Route(
         "GET",
@@ -228,10 +232,10 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         "/v1/homeserve/status",
         get_status,
-        "Tell of the whole machine.",
+        "Tell of the whole machine, and of one model that is in.",
         "Homeserve",
         answers=(Answer("The status.", Status),),
-        errors=(InvalidField, UnknownModel),
+        errors=(InvalidField, UnknownModel, ModelNotLoaded),
     ),
     Route(
         "GET",
@@ -240,7 +244,27 @@ ROUTES: tuple[Route, ...] = (
         "Count the pages of each rank and find those that nobody owns.",
         "Homeserve",
         answers=(Answer("The census.", Census),),
-        errors=NEEDS_MODEL,
+        errors=LOOKS,
+    ),
+    Route(
+        "POST",
+        MODELS + "/{id:.+}/load",
+        post_load,
+        "Load a model.",
+        "Homeserve",
+        answers=(Answer("It is in.", ModelChange), Answer("It comes in.", ModelChange, status=202)),
+        errors=(UnknownModel, Loading, Draining),
+    ),
+    Route(
+        "POST",
+        MODELS + "/{id:.+}/unload",
+        post_unload,
+        "Unload a model.",
+        "Homeserve",
+        body=UnloadRequest,
+        bare=True,
+        answers=(Answer("It is out.", ModelChange), Answer("It goes out.", ModelChange, status=202)),
+        errors=(*READS_BODY, UnknownModel, ModelInUse, Loading, Draining),
     ),
     Route(
         "POST",
@@ -250,7 +274,7 @@ ROUTES: tuple[Route, ...] = (
         "Homeserve",
         body=FlipRequest,
         answers=(Answer("Begun.", FlipBegun, status=202, headers={"Location": "Where to read what becomes of it."}),),
-        errors=(*READS_BODY, FlipNotBegun, *NEEDS_MODEL),
+        errors=(*READS_BODY, FlipNotBegun, *LOOKS),
     ),
     Route(
         "GET",
@@ -259,7 +283,7 @@ ROUTES: tuple[Route, ...] = (
         "List the last flips.",
         "Homeserve",
         answers=(Answer("The flips.", Flips),),
-        errors=NEEDS_MODEL,
+        errors=LOOKS,
     ),
     Route(
         "GET",
@@ -268,7 +292,7 @@ ROUTES: tuple[Route, ...] = (
         "Tell of one flip.",
         "Homeserve",
         answers=(Answer("The flip.", Flip),),
-        errors=(UnknownFlip, *NEEDS_MODEL),
+        errors=(UnknownFlip, *LOOKS),
     ),
     Route(
         "GET",
@@ -277,7 +301,7 @@ ROUTES: tuple[Route, ...] = (
         "Tell what memory was planned and what is held.",
         "Homeserve",
         answers=(Answer("The budget.", Budget),),
-        errors=NEEDS_MODEL,
+        errors=LOOKS,
     ),
     Route(
         "GET",
@@ -286,7 +310,7 @@ ROUTES: tuple[Route, ...] = (
         "Tell what memory stayed free.",
         "Homeserve",
         answers=(Answer("The corridor.", Corridor),),
-        errors=NEEDS_MODEL,
+        errors=LOOKS,
     ),
     Route("GET", "/openapi.json", get_openapi, "Describe the API.", "Server", answers=(Answer("OpenAPI 3.1.", dict),)),
     Route(

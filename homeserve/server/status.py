@@ -19,6 +19,7 @@ from homeserve.errors import InvalidField, RequestFailed
 from homeserve.server.bodies import json_response
 from homeserve.server.context import Loaded, ModelInfo, ServerContext
 from homeserve.server.edge import current_request_id
+from homeserve.server.models import models_json
 from homeserve.server.parts import PARTS
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ CENSUS_TIMEOUT_S = 30.0
 async def get_status(request: web.Request) -> web.StreamResponse:
     parts = request.app[PARTS]
     asked = request.query.get("model")
-    shown = parts.context.first if asked is None else parts.served(asked)
+    shown = parts.context.first if asked is None or parts.context.state() == "loading" else parts.served(asked)
     return json_response(status_of(parts.context, shown, _plans_asked(request.query.get("plans"))))
 
 
@@ -73,6 +74,7 @@ def status_of(context: ServerContext, shown: Loaded | None, plans: int | None = 
         "at": round(time.time(), 3),
         "state": context.state(),
         "load": {"stage": load.stage, "done_bytes": load.done_bytes, "total_bytes": load.total_bytes},
+        "models": models_json(context),
         "model": _model(shown.model if shown is not None else None),
         "layout": layout,
         "epoch": engine.epoch if engine is not None else None,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homeserve.errors import SettingError
+from homeserve.settings.models import ModelEntry, chosen, read_entries
 from homeserve.settings.option import DRAFTS_MOST, Option, near
 from homeserve.settings.places import TOML_NAME, toml_paths
 from homeserve.settings.table import ENV_PREFIX, OUTPUT, Settings, flag, options, variable
@@ -78,8 +79,12 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str], cwd: str | Pa
         values[name] = table[name].convert(value, said, name)
         sources[name] = said
 
+    models: tuple[ModelEntry, ...] = ()
     for path in reversed(toml_paths(environ, cwd)):
-        for name, value in _read_toml(path).items():
+        read = _read_toml(path)
+        if "models" in read:
+            models = read_entries(read.pop("models"), str(path))
+        for name, value in read.items():
             take(name, value, f"{path}: {name}")
     for name in table:
         text = environ.get(variable(name))
@@ -88,8 +93,9 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str], cwd: str | Pa
     for name, value in _flags_given(flags).items():
         take(name, value, flag(name))
 
-    return Settings(
+    made = Settings(
         **values,
+        models=models,
         fault=_for_tests(environ, FAULT, "fault"),
         drafts_test=_drafts_test(environ),
         cards_root=_for_tests(environ, CARDS, "cards_root"),
@@ -98,6 +104,10 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str], cwd: str | Pa
         sources=sources,
         warnings=tuple(_unknown_variables(environ)),
     )
+    if models and not chosen(made):
+        beside = f"{made.model} is none of [[models]] and is served alone; without it they would be"
+        made = dataclasses.replace(made, warnings=(*made.warnings, beside))
+    return made
 
 
 def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
@@ -168,7 +178,8 @@ def _read_toml(path: Path) -> dict[str, object]:
     for key, value in read.items():
         name = key.replace("-", "_")
         if key == "models":
-            raise SettingError(f"{path}: models: this version does not have several models", field="models")
+            values[key] = value
+            continue
         if name not in options():
             raise SettingError(
                 f"{path}: {key}: no such setting{near(name, list(options()))}", field=key, fix="correct or remove it"

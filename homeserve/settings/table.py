@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from budget.ranks import CPU_RANKS_MOST
 from homeserve.settings.option import DRAFTS_MOST, Option
+
+if TYPE_CHECKING:
+    from homeserve.settings.models import ModelEntry
 
 ENV_PREFIX = "HOMESERVE_"
 
@@ -21,6 +24,8 @@ def _option(default: Any, kind: str, help: str, group: str, **more: Any) -> Any:
 
 
 _SERVER, _MODEL, _BOX, _RANKS, _LOAD, OUTPUT = "Server", "Model", "Box", "Ranks", "Requests", "Output"
+MODEL_GROUPS = (_MODEL, _BOX, _RANKS, _LOAD)
+"""Groups of what each of several models may have for itself."""
 _LATER = "Not in this version (accepted only with the value that changes nothing)"
 
 
@@ -55,6 +60,15 @@ class Settings:
     )
     drain_timeout_s: float = _option(
         30.0, "float", "how long open requests may take to end after Ctrl-C", _SERVER, low=0, high=86400, metavar="S"
+    )
+    model_wait_s: float = _option(
+        60.0,
+        "float",
+        "of several models: how long a request may wait until others have made room for its own",
+        _SERVER,
+        low=0.1,
+        high=86400,
+        metavar="S",
     )
 
     backend: str = _option(
@@ -237,6 +251,8 @@ class Settings:
     testing: bool = False
     """HOMESERVE_TESTING=1: one card may be two ranks."""
     print_config: bool = False
+    models: tuple[ModelEntry, ...] = ()
+    """`[[models]]` of homeserve.toml."""
     sources: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     """Things that a person should hear and that stop nothing, such as an unknown HOMESERVE_ variable."""
@@ -268,7 +284,7 @@ class Settings:
             "settings": {name: shown(getattr(self, name)) for name in options()},
             "sources": dict(self.sources),
             "warnings": list(self.warnings),
-        }
+        } | ({"models": [entry.as_json() for entry in self.models]} if self.models else {})
 
 
 def ranks_of(devices: str) -> int:

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from homeserve.errors import Loading, UnknownModel
-from homeserve.server.context import Loaded, LoadProgress, ModelInfo, ServerContext
+from homeserve.errors import Loading, ModelInUse, UnknownModel
+from homeserve.server.context import Loaded, LoadProgress, ModelInfo, ModelTold, ServerContext
 from homeserve.settings import Settings
 from homeserve.text.dialects import NO_DIALECT
 
@@ -45,6 +45,22 @@ class Standing:
         if found is None:
             raise UnknownModel(asked or "", tuple(each.model.id for each in self.loaded))
         yield found
+
+    def tell(self) -> list[ModelTold]:
+        return [ModelTold(each.model.id, "loaded", info=each.model) for each in self.loaded]
+
+    def begin_load(self, asked: str) -> ModelTold:
+        return self._told(asked)
+
+    def begin_unload(self, asked: str, *, force: bool) -> ModelTold:
+        raise ModelInUse(self._told(asked).id, 1)
+
+    def _told(self, asked: str) -> ModelTold:
+        every = self.tell()
+        found = next((each for each in every if each.id == asked), None)
+        if found is None:
+            raise UnknownModel(asked, tuple(each.id for each in every))
+        return found
 
 
 def standing(*models: Loaded, state: str = "ready", settings: Settings | None = None) -> ServerContext:

