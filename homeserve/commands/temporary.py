@@ -47,6 +47,8 @@ class TemporaryServer:
         self._command = [*up, *flags]
         self._model = [model] if model else []
         self._process: subprocess.Popen[bytes] | None = None
+        self.spawned = 0.0
+        """When its process was started, on the monotonic clock."""
         self._folder = tempfile.TemporaryDirectory(prefix="homeserve-temporary-")
 
     def start(self) -> str:
@@ -54,6 +56,7 @@ class TemporaryServer:
         folder = Path(self._folder.name)
         ready, said = folder / "ready.json", folder / "stderr"
         with said.open("wb") as err, _signals_held():
+            self.spawned = time.monotonic()
             # In a session of its own: the terminal's Ctrl-C is for this command, which then stops the server.
             self._process = subprocess.Popen(
                 [*self._command, "--ready-file", str(ready), *self._model],
@@ -70,6 +73,11 @@ class TemporaryServer:
                 raise kind(f"the temporary server did not start:\n{text}")
             time.sleep(_POLL_S)
         return str(json.loads(ready.read_text())["url"])
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "it was started"
+        return self._process.pid
 
     def stop(self) -> None:
         process, self._process = self._process, None
