@@ -1,4 +1,4 @@
-// Charts as SVG nodes: scales, a chart of values over time, and a cursor by which every chart can be read.
+// Charts as SVG nodes: a chart of values over time, and a cursor by which every chart can be read.
 //
 // What a series is made of are *runs*, {from, to, value, gap}: `value` held, or was the mean, between two looks at the
 // server. Nothing is interpolated. A run over a time in which nobody looked has `gap` and is drawn dashed; a value that
@@ -7,165 +7,12 @@
 // No chart is a picture alone. Each has a sentence (the name of its picture), a table of its values that opens below
 // it, and a cursor: a slider over the picture that arrow keys and pointers move, and that says what is there. Colour
 // never tells by itself: series differ in dashes, bands and bars in pattern and by their names.
-//
-// Only nodes are made, attributes set and text assigned; styles stand in box.css, by class.
 
-const SVG = "http://www.w3.org/2000/svg";
-const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 604800];
-const DAY_S = 86400;
+import {h, s, setAttribute, setText, table} from "./nodes.js";
+import {linear, niceStep, reduce, runAt, thin, ticks, timeLabel, timeTicks} from "./scales.js";
+
 const STOPS_MAX = 240; // of a cursor over time
 const ROWS_MAX = 12; // of a table of values
-
-// --------------------------------------------------------------------------------------------------------------- nodes
-
-// An HTML element; attributes that are null or false are left out, `on*` are listeners, children are nodes or text.
-export function h(name, attributes = {}, ...children) {
-  return dressed(document.createElement(name), attributes, children);
-}
-
-export function s(name, attributes = {}, ...children) {
-  return dressed(document.createElementNS(SVG, name), attributes, children);
-}
-
-function dressed(node, attributes, children) {
-  for (const [key, value] of Object.entries(attributes)) {
-    if (value === null || value === undefined || value === false) continue;
-    if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
-    else node.setAttribute(key, value === true ? "" : value);
-  }
-  node.append(...children);
-  return node;
-}
-
-// Text of a node, touched only where it differs: what a person has selected stays selected.
-export function setText(node, text) {
-  if (node.textContent !== text) node.textContent = text;
-}
-
-export function setAttribute(node, name, value) {
-  const text = value === null || value === undefined || value === false ? null : String(value);
-  if (node.getAttribute(name) === text) return;
-  if (text === null) node.removeAttribute(name);
-  else node.setAttribute(name, text);
-}
-
-// A table in a region of its own that scrolls, and that the keyboard reaches. `columns`: [{name, number}].
-export function table(label, columns) {
-  const body = h("tbody");
-  const heads = columns.map((column) => h("th", {scope: "col", class: column.number ? "number" : null}, column.name));
-  const whole = h("table", {}, h("caption", {class: "unseen"}, label), h("thead", {}, h("tr", {}, ...heads)), body);
-  const node = h("div", {class: "scroll", role: "region", tabindex: "0", "aria-label": label}, whole);
-  return {node, fill: (rows) => fillRows(body, columns, rows)};
-}
-
-// Rows are {key, cells, class}; a cell is text, or {text, ...attributes}. Rows and cells that are there are kept.
-function fillRows(body, columns, rows) {
-  while (body.rows.length > rows.length) body.deleteRow(-1);
-  rows.forEach((row, at) => {
-    const line = body.rows[at] ?? body.appendChild(madeRow(columns));
-    setAttribute(line, "class", row.class ?? null);
-    setAttribute(line, "data-key", row.key ?? null);
-    row.cells.forEach((cell, column) => {
-      const {text, ...attributes} = typeof cell === "object" ? cell : {text: cell};
-      setText(line.cells[column], text);
-      for (const [name, value] of Object.entries(attributes)) setAttribute(line.cells[column], name, value);
-    });
-  });
-}
-
-function madeRow(columns) {
-  const cell = (column, at) =>
-    at === 0 ? h("th", {scope: "row"}) : h("td", {class: column.number ? "number" : column.class ?? null});
-  return h("tr", {}, ...columns.map(cell));
-}
-
-// -------------------------------------------------------------------------------------------------------------- scales
-
-export function linear([low, high], [start, end]) {
-  const span = high - low || 1;
-  const scale = (value) => start + ((value - low) / span) * (end - start);
-  scale.invert = (place) => low + ((place - start) / (end - start || 1)) * span;
-  return scale;
-}
-
-// The step of 1, 2 or 5 times a power of ten that cuts `span` into no more than `count` parts.
-export function niceStep(span, count) {
-  if (!(span > 0)) return 1;
-  const rough = span / count, power = 10 ** Math.floor(Math.log10(rough));
-  return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= rough * (1 - 1e-9));
-}
-
-export function ticks(low, high, count) {
-  const step = niceStep(high - low, count), made = [];
-  const digits = Math.max(0, -Math.floor(Math.log10(step)));
-  for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9; n++) made.push(Number((n * step).toFixed(digits)));
-  return made;
-}
-
-// Whole moments of the local clock between two times (seconds of the epoch), and the step between them.
-export function timeTicks(from, to, count) {
-  const step = TIME_STEPS.find((each) => (to - from) / each <= count) ?? Math.ceil((to - from) / count / DAY_S) * DAY_S;
-  const offset = -60 * new Date(from * 1000).getTimezoneOffset(), made = [];
-  for (let at = Math.ceil((from + offset) / step) * step - offset; at <= to; at += step) made.push(at);
-  return {step, at: made};
-}
-
-export function timeLabel(at, step) {
-  const date = new Date(at * 1000), two = (number) => String(number).padStart(2, "0");
-  if (step >= DAY_S) return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())}`;
-  const minutes = `${two(date.getHours())}:${two(date.getMinutes())}`;
-  return step >= 60 ? minutes : `${minutes}:${two(date.getSeconds())}`;
-}
-
-const REDUCE = {
-  min: (values) => Math.min(...values.map((each) => each.value)),
-  max: (values) => Math.max(...values.map((each) => each.value)),
-  mean: (values) => {
-    const seconds = values.reduce((sum, each) => sum + each.to - each.from, 0);
-    const whole = values.reduce((sum, each) => sum + each.value * (each.to - each.from), 0);
-    return seconds > 0 ? whole / seconds : values.at(-1).value;
-  },
-};
-
-// What one number says of runs: the least (`min`), the most (`max`) or the mean over time; null where nothing is known.
-export function reduce(runs, how) {
-  const known = runs.filter((run) => run.value !== null);
-  return known.length ? REDUCE[how](known) : null;
-}
-
-// Runs that lie between two times, no more than `columns`: those of a column become one, by `how`.
-export function thin(runs, from, to, columns, how) {
-  const inside = runs.filter((run) => run.to > from && run.from < to);
-  if (inside.length <= columns) return inside;
-  const width = (to - from) / columns, made = [];
-  let group = [];
-  const close = () => {
-    if (group.length) made.push({from: group[0].from, to: group.at(-1).to, value: reduce(group, how), gap: false});
-    group = [];
-  };
-  let column = -1;
-  for (const run of inside) {
-    const mine = Math.floor((run.to - from) / width);
-    if (mine !== column || run.gap) close();
-    column = mine;
-    if (run.gap) made.push(run);
-    else group.push(run);
-  }
-  close();
-  return made;
-}
-
-// The run in which a time lies; null where there is none.
-export function runAt(runs, at) {
-  let low = 0, high = runs.length - 1;
-  while (low <= high) {
-    const middle = (low + high) >> 1;
-    if (at > runs[middle].to) low = middle + 1;
-    else if (at < runs[middle].from) high = middle - 1;
-    else return runs[middle];
-  }
-  return null;
-}
 
 // -------------------------------------------------------------------------------------------------------------- cursor
 
@@ -176,10 +23,17 @@ export class Cursor {
     this.source = source;
     this.index = null;
     this.node = h("div", {
-      class: "cursor", role: "slider", tabindex: "0", "aria-label": label, "aria-orientation": "horizontal",
-      "aria-valuemin": "0", onkeydown: (event) => this.key(event),
-      onfocus: () => this.move(this.index ?? Math.max(0, source.count - 1)), onblur: () => this.move(null),
-      onpointermove: (event) => this.point(event), onpointerdown: (event) => this.point(event),
+      class: "cursor",
+      role: "slider",
+      tabindex: "0",
+      "aria-label": label,
+      "aria-orientation": "horizontal",
+      "aria-valuemin": "0",
+      onkeydown: (event) => this.key(event),
+      onfocus: () => this.move(this.index ?? Math.max(0, source.count - 1)),
+      onblur: () => this.move(null),
+      onpointermove: (event) => this.point(event),
+      onpointerdown: (event) => this.point(event),
       onpointerleave: () => document.activeElement !== this.node && this.move(null),
     });
     this.refresh();
@@ -191,10 +45,18 @@ export class Cursor {
   }
 
   key(event) {
-    const {count} = this.source, at = this.index ?? count - 1, far = Math.max(2, Math.round(count / 10));
+    const {count} = this.source,
+      at = this.index ?? count - 1,
+      far = Math.max(2, Math.round(count / 10));
     const places = {
-      ArrowLeft: at - 1, ArrowRight: at + 1, ArrowDown: at - 1, ArrowUp: at + 1, PageDown: at - far, PageUp: at + far,
-      Home: 0, End: count - 1,
+      ArrowLeft: at - 1,
+      ArrowRight: at + 1,
+      ArrowDown: at - 1,
+      ArrowUp: at + 1,
+      PageDown: at - far,
+      PageUp: at + far,
+      Home: 0,
+      End: count - 1,
     };
     if (!(event.key in places) || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
@@ -266,13 +128,23 @@ export class TimeChart {
     if (!this.width) this.width = this.plot.clientWidth;
     if (!this.width) return; // not shown yet: `resized` draws
     const inner = this.width - MARGIN.left - MARGIN.right;
-    this.shown = data.series.map((each) => ({...each, runs: thin(each.runs, data.from, data.to, inner, each.reduce ?? "mean")}));
+    this.shown = data.series.map((each) => ({
+      ...each,
+      runs: thin(each.runs, data.from, data.to, inner, each.reduce ?? "mean"),
+    }));
     this.x = linear([data.from, data.to], [MARGIN.left, this.width - MARGIN.right]);
     this.y = linear(this.domain(data), [this.height - MARGIN.bottom, MARGIN.top]);
     setAttribute(this.picture, "viewBox", `0 0 ${this.width} ${this.height}`);
     setAttribute(this.picture, "width", this.width);
     setAttribute(this.picture, "aria-label", `${this.title}: ${data.summary}`);
-    this.picture.replaceChildren(...this.bands(), ...this.axes(), ...this.shown.flatMap((each) => this.series(each)), ...this.lines(), ...this.marks(), this.hair);
+    this.picture.replaceChildren(
+      ...this.bands(),
+      ...this.axes(),
+      ...this.shown.flatMap((each) => this.series(each)),
+      ...this.lines(),
+      ...this.marks(),
+      this.hair,
+    );
     this.fillLegend();
     this.stops = this.stopsOf();
     if (held !== null) this.cursor.index = this.near(this.x(held));
@@ -283,13 +155,16 @@ export class TimeChart {
 
   domain({low, high}) {
     const values = this.shown.flatMap((each) => each.runs.map((run) => run.value)).filter((value) => value !== null);
-    const least = low ?? 0, most = high ?? Math.max(0, ...values);
-    const top = most > least ? most : least + 1, step = niceStep(top - least, 4);
+    const least = low ?? 0,
+      most = high ?? Math.max(0, ...values);
+    const top = most > least ? most : least + 1,
+      step = niceStep(top - least, 4);
     return [low ?? 0, high ?? Math.ceil((top - least) / step - 1e-9) * step + least];
   }
 
   axes() {
-    const low = this.y.invert(this.height - MARGIN.bottom), high = this.y.invert(MARGIN.top);
+    const low = this.y.invert(this.height - MARGIN.bottom),
+      high = this.y.invert(MARGIN.top);
     const made = ticks(low, high, 4).flatMap((value) => {
       const y = this.y(value);
       return [
@@ -299,17 +174,33 @@ export class TimeChart {
     });
     const {step, at} = timeTicks(this.data.from, this.data.to, Math.max(2, Math.floor(this.width / 110)));
     const labels = at.filter((each) => this.x(each) > MARGIN.left + 24 && this.x(each) < this.width - 28);
-    return [...made, ...labels.map((each) =>
-      s("text", {class: "tick", x: this.x(each), y: this.height - 5, "text-anchor": "middle"}, timeLabel(each, step)))];
+    return [
+      ...made,
+      ...labels.map((each) =>
+        s("text", {class: "tick", x: this.x(each), y: this.height - 5, "text-anchor": "middle"}, timeLabel(each, step)),
+      ),
+    ];
   }
 
   series({class: name, runs, area}) {
-    let solid = "", dashed = "", under = "", end = null;
+    let solid = "",
+      dashed = "",
+      under = "",
+      end = null;
     const floor = this.y(Math.max(0, this.y.invert(this.height - MARGIN.bottom)));
     for (const run of runs) {
-      if (run.value === null) { end = null; continue; }
-      const from = Math.max(this.x(run.from), MARGIN.left).toFixed(1), to = this.x(run.to).toFixed(1), y = this.y(run.value).toFixed(1);
-      if (run.gap) { dashed += `M${from} ${y}H${to}`; end = null; continue; }
+      if (run.value === null) {
+        end = null;
+        continue;
+      }
+      const from = Math.max(this.x(run.from), MARGIN.left).toFixed(1),
+        to = this.x(run.to).toFixed(1),
+        y = this.y(run.value).toFixed(1);
+      if (run.gap) {
+        dashed += `M${from} ${y}H${to}`;
+        end = null;
+        continue;
+      }
       solid += end === null || Math.abs(end - from) > 1 ? `M${from} ${y}H${to}` : `V${y}H${to}`;
       under += `M${from} ${floor}V${y}H${to}V${floor}Z`;
       end = Number(to);
@@ -320,12 +211,15 @@ export class TimeChart {
 
   bands() {
     const {from, to, bands = []} = this.data;
-    return bands.filter((band) => band.to >= from && band.from <= to).map((band) => {
-      const start = Math.max(MARGIN.left, this.x(band.from)), end = Math.min(this.width - MARGIN.right, this.x(band.to));
-      const height = this.height - MARGIN.top - MARGIN.bottom;
-      const box = {x: start, y: MARGIN.top, width: Math.max(1.5, end - start), height, class: `band ${band.class}`};
-      return s("rect", box, s("title", {}, band.name));
-    });
+    return bands
+      .filter((band) => band.to >= from && band.from <= to)
+      .map((band) => {
+        const start = Math.max(MARGIN.left, this.x(band.from)),
+          end = Math.min(this.width - MARGIN.right, this.x(band.to));
+        const height = this.height - MARGIN.top - MARGIN.bottom;
+        const box = {x: start, y: MARGIN.top, width: Math.max(1.5, end - start), height, class: `band ${band.class}`};
+        return s("rect", box, s("title", {}, band.name));
+      });
   }
 
   lines() {
@@ -341,8 +235,15 @@ export class TimeChart {
 
   marks() {
     const {from, to, marks = []} = this.data;
-    return marks.filter((mark) => mark.at >= from && mark.at <= to).map((mark) =>
-      s("path", {class: `mark ${mark.class}`, d: `M${this.x(mark.at)} ${MARGIN.top}l-5 -9h10z`}, s("title", {}, mark.name)));
+    return marks
+      .filter((mark) => mark.at >= from && mark.at <= to)
+      .map((mark) =>
+        s(
+          "path",
+          {class: `mark ${mark.class}`, d: `M${this.x(mark.at)} ${MARGIN.top}l-5 -9h10z`},
+          s("title", {}, mark.name),
+        ),
+      );
   }
 
   fillLegend() {
@@ -351,21 +252,35 @@ export class TimeChart {
     if (this.legend.dataset.names === wanted) return;
     this.legend.dataset.names = wanted;
     this.legend.hidden = names.length < 2;
-    this.legend.replaceChildren(...names.map(([kind, name, shape]) => {
-      const sign = shape === "line"
-        ? s("svg", {class: "key", width: 22, height: 10, "aria-hidden": "true"}, s("path", {class: `line ${kind}`, d: "M0 5H22"}))
-        : s("svg", {class: "key", width: 14, height: 10, "aria-hidden": "true"}, s("rect", {class: `band ${kind}`, width: 14, height: 10}));
-      return h("span", {}, sign, name);
-    }));
+    this.legend.replaceChildren(
+      ...names.map(([kind, name, shape]) => {
+        const sign =
+          shape === "line"
+            ? s(
+                "svg",
+                {class: "key", width: 22, height: 10, "aria-hidden": "true"},
+                s("path", {class: `line ${kind}`, d: "M0 5H22"}),
+              )
+            : s(
+                "svg",
+                {class: "key", width: 14, height: 10, "aria-hidden": "true"},
+                s("rect", {class: `band ${kind}`, width: 14, height: 10}),
+              );
+        return h("span", {}, sign, name);
+      }),
+    );
   }
 
   // ------------------------------------------------------------------------------------------------------- as a source
 
-  get count() { return this.stops.length; }
+  get count() {
+    return this.stops.length;
+  }
 
   stopsOf() {
     const ends = [...new Set(this.shown.flatMap((each) => each.runs.map((run) => run.to)))]
-      .filter((at) => at >= this.data.from && at <= this.data.to).sort((a, b) => a - b);
+      .filter((at) => at >= this.data.from && at <= this.data.to)
+      .sort((a, b) => a - b);
     const every = Math.ceil(ends.length / STOPS_MAX);
     return ends.filter((_, index) => (ends.length - 1 - index) % (every || 1) === 0);
   }
@@ -373,12 +288,15 @@ export class TimeChart {
   near(x) {
     const at = this.x.invert(x);
     let best = 0;
-    this.stops.forEach((stop, index) => { if (Math.abs(stop - at) < Math.abs(this.stops[best] - at)) best = index; });
+    this.stops.forEach((stop, index) => {
+      if (Math.abs(stop - at) < Math.abs(this.stops[best] - at)) best = index;
+    });
     return best;
   }
 
   text(index) {
-    const at = this.stops[index], {bands = []} = this.data;
+    const at = this.stops[index],
+      {bands = []} = this.data;
     const band = bands.find((each) => each.from <= at && each.to >= at);
     return [timeLabel(at, 1), ...this.valuesAt(at), ...(band ? [band.name] : [])].join(", ");
   }
@@ -391,7 +309,7 @@ export class TimeChart {
   }
 
   moved(index) {
-    setText(this.readout, index === null ? this.data?.now ?? "" : this.text(index));
+    setText(this.readout, index === null ? (this.data?.now ?? "") : this.text(index));
     setAttribute(this.hair, "visibility", index === null ? "hidden" : "visible");
     if (index === null) return;
     const x = this.x(this.stops[index]);
@@ -401,16 +319,21 @@ export class TimeChart {
 
   fillTable() {
     if (!this.more.open || !this.data) return;
-    const {from, to, series, format} = this.data, width = (to - from) / ROWS_MAX;
+    const {from, to, series, format} = this.data,
+      width = (to - from) / ROWS_MAX;
     if (!this.values) {
       const columns = [{name: "From"}, ...series.map((each) => ({name: each.name, number: true}))];
       this.values = table(`${this.title}, ${ROWS_MAX} parts of the time shown`, columns);
       this.more.append(this.values.node);
     }
     const rows = Array.from({length: ROWS_MAX}, (_, part) => {
-      const start = from + part * width, end = start + width;
+      const start = from + part * width,
+        end = start + width;
       const told = series.map((each) => {
-        const value = reduce(each.runs.filter((run) => run.to > start && run.to <= end), each.reduce ?? "mean");
+        const value = reduce(
+          each.runs.filter((run) => run.to > start && run.to <= end),
+          each.reduce ?? "mean",
+        );
         return value === null ? "unknown" : format(value);
       });
       return {cells: [timeLabel(start, 1), ...told]};

@@ -1,0 +1,385 @@
+// The parts of the box view that tell of the machine as it is now: what serves, how fast, on which ranks, and what
+// befell it. Each part has `node`, `show(state)` and `close()`; `state` is box.js's.
+
+import {TimeChart} from "./charts.js";
+import {h, setText, table} from "./nodes.js";
+import {reduce, timeLabel} from "./scales.js";
+import {duration, milliseconds, number, rankShares, rate, share, UNKNOWN} from "./facts.js";
+
+export const RANGES = [
+  ["2 min", 120],
+  ["10 min", 600],
+  ["1 h", 3600],
+  ["all", null],
+];
+const NOW_S = 5; // over which "now" is a mean
+
+export function panel(title, key, ...children) {
+  const heading = `box-${key}`;
+  return h("section", {class: `panel ${key}`, "aria-labelledby": heading}, h("h3", {id: heading}, title), ...children);
+}
+
+// ---------------------------------------------------------------------------------------------------------------- head
+
+export class Head {
+  constructor({onModel, onRange, onRetry, onKey}, range) {
+    this.model = h("strong", {class: "name"});
+    this.facts = h("span", {class: "facts"});
+    this.chips = h("p", {class: "chips"});
+    this.select = h("select", {onchange: () => onModel(this.select.value)});
+    this.chooser = h("label", {class: "choose", hidden: true}, h("span", {}, "Model"), this.select);
+    this.notice = h("div", {class: "notice", role: "status", hidden: true});
+    this.why = h("span");
+    this.retry = h("button", {type: "button", class: "quiet", onclick: onRetry}, "Try now");
+    this.key = h("button", {type: "button", class: "quiet", onclick: onKey}, "Enter the key");
+    this.progress = h("progress", {"aria-label": "Load"});
+    this.notice.append(this.why, this.progress, this.retry, this.key);
+    this.range = h(
+      "fieldset",
+      {class: "range"},
+      h("legend", {}, "Time shown"),
+      ...RANGES.map(([name, seconds]) =>
+        h(
+          "label",
+          {},
+          h("input", {
+            type: "radio",
+            name: "box-range",
+            value: name,
+            checked: seconds === range,
+            onchange: () => onRange(seconds),
+          }),
+          h("span", {}, name),
+        ),
+      ),
+    );
+    this.node = h(
+      "div",
+      {class: "head"},
+      h("div", {class: "who"}, h("p", {class: "line"}, this.model, " ", this.facts), this.chips),
+      h("div", {class: "pick"}, this.chooser, this.range),
+    );
+  }
+
+  show({status, away, models, chosen, missing}) {
+    this.showModels(models, chosen);
+    this.showNotice(status, away, missing, chosen);
+    if (!status) return;
+    const {model} = status;
+    setText(this.model, model.id ?? (missing ? chosen : status.state === "loading" ? "loading" : "no model in memory"));
+    setText(
+      this.facts,
+      model.id ? [`${model.arch} ${model.quant}`, `context ${number(model.context)}`].join(" · ") : "",
+    );
+    const chips = [
+      ["state", away ? "away" : status.state],
+      ["layout", status.layout],
+      ["epoch", status.epoch],
+      ["ranks", status.ranks.length || null],
+      ["up", duration(status.at - status.started)],
+      ["version", status.version],
+    ].filter(([, value]) => value !== null);
+    const wanted = chips.map(([name, value]) => `${name} ${value}`).join("\n");
+    if (this.chips.dataset.told === wanted) return;
+    this.chips.dataset.told = wanted;
+    this.chips.replaceChildren(
+      ...chips.map(([name, value]) =>
+        h("span", {class: `chip ${name}`, "data-value": value}, h("span", {}, `${name} `), h("b", {}, String(value))),
+      ),
+    );
+  }
+
+  showModels(models, chosen) {
+    this.chooser.hidden = models.length < 2;
+    const options = [
+      ["", "the one used last"],
+      ...models.map((each) => [each.id, `${each.id}${each.homeserve ? ` (${each.homeserve.state})` : ""}`]),
+    ];
+    const wanted = options.map(([, text]) => text).join("\n");
+    if (this.select.dataset.told !== wanted) {
+      this.select.dataset.told = wanted;
+      this.select.replaceChildren(...options.map(([value, text]) => h("option", {value}, text)));
+    }
+    if (this.select.value !== chosen) this.select.value = chosen;
+  }
+
+  showNotice(status, away, missing, chosen) {
+    const loading = !away && status?.state === "loading" ? status.load : null;
+    const telling = {
+      recovering: "A worker is being started again: open answers pause and go on.",
+      draining: "The server is shutting down: it takes no new requests.",
+    };
+    setText(
+      this.why,
+      away?.text ??
+        (missing
+          ? `${chosen} is not in memory: ${missing}`
+          : loading
+            ? `Loading: ${loading.stage} `
+            : (telling[status?.state] ?? "")),
+    );
+    this.notice.hidden = !this.why.textContent;
+    this.retry.hidden = !away || away.locked;
+    this.key.hidden = !away?.locked;
+    this.progress.hidden = !loading;
+    if (!loading) return;
+    if (loading.total_bytes) {
+      this.progress.max = loading.total_bytes;
+      this.progress.value = loading.done_bytes ?? 0;
+    } else this.progress.removeAttribute("value");
+  }
+
+  close() {}
+}
+
+// --------------------------------------------------------------------------------------------------------------- speed
+
+export class Speed {
+  constructor() {
+    this.tiles = new Map();
+    this.list = h("dl", {class: "tiles"});
+    this.charts = {
+      generated: new TimeChart("Generated tokens per second", {key: "generated"}),
+      prompt: new TimeChart("Prompt tokens per second", {key: "prompt"}),
+      requests: new TimeChart("Requests", {key: "requests"}),
+      kv: new TimeChart("KV tokens", {key: "kv"}),
+    };
+    this.node = panel(
+      "Speed and load",
+      "speed",
+      this.list,
+      h("div", {class: "grid two"}, ...Object.values(this.charts).map((chart) => chart.node)),
+    );
+  }
+
+  show({status, ring, from, to}) {
+    if (!status) return;
+    this.showTiles(status, ring);
+    const tokens = (name, kind) => {
+      const runs = ring.rates(name),
+        mean = reduce(
+          runs.filter((run) => run.to > from),
+          "mean",
+        );
+      const now = ring.recent(name, NOW_S);
+      return {
+        from,
+        to,
+        format: rate,
+        series: [{name: "tokens/s", class: kind, runs, area: true}],
+        now: `now ${rate(now)}, mean ${rate(mean)}`,
+        summary: `now ${rate(now)}, mean ${rate(mean)}, most ${rate(
+          reduce(
+            runs.filter((run) => run.to > from),
+            "max",
+          ),
+        )}`,
+      };
+    };
+    this.charts.generated.draw(tokens("generated", "s1"));
+    this.charts.prompt.draw(tokens("prompt", "s3"));
+    const {running, waiting} = status.requests,
+      {capacity_tokens: capacity, used_tokens: used, cached_tokens: cached} = status.kv;
+    this.charts.requests.draw({
+      from,
+      to,
+      format: (value) => number(value, value % 1 ? 1 : 0),
+      now: `${number(running)} running, ${number(waiting)} waiting`,
+      summary: `${number(running)} running and ${number(waiting)} waiting now`,
+      series: [
+        {name: "running", class: "s1", runs: ring.values("running"), reduce: "max", area: true},
+        {name: "waiting", class: "s2 dashes", runs: ring.values("waiting"), reduce: "max"},
+      ],
+    });
+    this.charts.kv.draw({
+      from,
+      to,
+      format: (value) => number(value),
+      high: capacity || undefined,
+      now: `${share(used, capacity)} in use`,
+      summary: `${number(used)} in use and ${number(cached)} cached of ${number(capacity)}`,
+      lines: capacity ? [{value: capacity, name: `capacity ${number(capacity)}`}] : [],
+      series: [
+        {name: "in use", class: "s1", runs: ring.values("used"), reduce: "max", area: true},
+        {name: "cached", class: "s5 dots", runs: ring.values("cached"), reduce: "max"},
+      ],
+    });
+  }
+
+  showTiles(status, ring) {
+    const {requests, kv, prefix, engine, draft} = status;
+    this.tile(
+      "generated",
+      "Generated",
+      `${rate(ring.recent("generated", NOW_S))} tok/s`,
+      `${number(status.tokens.generated)} since the load`,
+    );
+    this.tile(
+      "prompt",
+      "Prompt",
+      `${rate(ring.recent("prompt", NOW_S))} tok/s`,
+      `${number(status.tokens.prompt)} since the load`,
+    );
+    this.tile(
+      "requests",
+      "Requests",
+      `${number(requests.running)} running`,
+      `${number(requests.waiting)} waiting, ${number(requests.finished)} finished, ${number(requests.failed)} failed`,
+    );
+    this.tile(
+      "kv",
+      "KV in use",
+      share(kv.used_tokens, kv.capacity_tokens),
+      `${number(kv.used_tokens)} of ${number(kv.capacity_tokens)}, ${number(kv.cached_tokens)} cached`,
+    );
+    this.tile(
+      "prefix",
+      "Prefix cache",
+      share(prefix.hits, prefix.lookups),
+      prefix.lookups
+        ? `${number(prefix.hits)} of ${number(prefix.lookups)} hit, ${number(prefix.hit_tokens)} tokens`
+        : "no look-up yet",
+    );
+    const drafted = draft.accept_len === null ? "none yet" : `${number(draft.accept_len, 2)} a round`;
+    this.tile(
+      "draft",
+      "Drafting",
+      draft.enabled === null ? UNKNOWN : draft.enabled || draft.accept_len !== null ? drafted : "off",
+      draft.enabled === false ? `off now: ${draft.why_not}` : "tokens that one round brings",
+    );
+    this.tile("lag", "Loop lag", milliseconds(engine.loop_lag_ms.p50), `p99 ${milliseconds(engine.loop_lag_ms.p99)}`);
+    this.tile(
+      "overhead",
+      "Step overhead",
+      milliseconds(engine.step_overhead_ms.p50),
+      `p99 ${milliseconds(engine.step_overhead_ms.p99)}`,
+    );
+  }
+
+  tile(key, name, value, more) {
+    if (!this.tiles.has(key)) {
+      const made = {value: h("dd", {class: "value"}), more: h("dd", {class: "more"})};
+      this.tiles.set(key, made);
+      this.list.append(h("div", {class: "tile", "data-tile": key}, h("dt", {}, name), made.value, made.more));
+    }
+    setText(this.tiles.get(key).value, value);
+    setText(this.tiles.get(key).more, more);
+  }
+
+  close() {
+    Object.values(this.charts).forEach((chart) => chart.close());
+  }
+}
+
+// --------------------------------------------------------------------------------------------------------------- ranks
+
+const RANK_COLUMNS = [
+  {name: "Rank", number: true},
+  {name: "Device"},
+  {name: "Backend"},
+  {name: "Holds"},
+  {name: "Busy", number: true},
+  {name: "Waits for ranks", number: true},
+  {name: "Idle", number: true},
+  {name: "Memory MiB", number: true},
+  {name: "Restarts", number: true},
+  {name: "Process", number: true},
+];
+
+export class Ranks {
+  constructor() {
+    this.table = table("Ranks", RANK_COLUMNS);
+    this.node = panel("Ranks", "ranks", this.table.node);
+  }
+
+  show({status, before}) {
+    if (!status) return;
+    const shares = rankShares(before, status);
+    this.node.hidden = !status.ranks.length;
+    this.table.fill(
+      status.ranks.map((rank, index) => {
+        const part = shares[index],
+          shown = (value) => (part ? `${number(100 * value)} %` : UNKNOWN);
+        const backend = [
+          rank.backend,
+          rank.isa,
+          rank.threads === null ? null : `${rank.threads} thread${rank.threads === 1 ? "" : "s"}`,
+        ];
+        return {
+          key: `rank ${rank.rank}`,
+          cells: [
+            number(rank.rank),
+            rank.device ?? UNKNOWN,
+            backend.filter((each) => each).join(" "),
+            holdsOf(rank, status),
+            shown(part?.busy),
+            shown(part?.waited),
+            shown(part?.idle),
+            number(rank.rss_mib),
+            {text: number(rank.restarts), class: rank.restarts ? "number strong" : "number"},
+            rank.pid === null ? UNKNOWN : String(rank.pid),
+          ],
+        };
+      }),
+    );
+  }
+
+  close() {}
+}
+
+// Layers of a rank, or its share of every layer.
+export function holdsOf(rank, {layout, vectors}) {
+  if (rank.layers) return `layers ${rank.layers[0]} to ${rank.layers[1] - 1}`;
+  if (layout !== "tensor") return UNKNOWN;
+  const whole = vectors.weight?.reduce((sum, each) => sum + each, 0);
+  return whole ? `${number((100 * vectors.weight[rank.rank]) / whole)} % of every layer` : "a share of every layer";
+}
+
+// -------------------------------------------------------------------------------------------------------------- events
+
+const EVENT_WORDS = {
+  worker_lost: "worker lost",
+  recovered: "recovered",
+  corridor_breach: "floor not kept",
+  flip_abandoned: "flip abandoned",
+  rank_note: "note of a rank",
+  budget_lowered: "budget lowered",
+  no_drafting: "no drafting",
+  drafting_off: "drafting off",
+  drafts_barred: "drafts barred",
+  failed: "failed",
+  page: "this page",
+};
+
+export class Events {
+  constructor() {
+    this.none = h("p", {class: "quiet-line"}, "Nothing has happened.");
+    this.table = table("Events, newest first", [
+      {name: "When"},
+      {name: "What"},
+      {name: "Rank", number: true},
+      {name: "Told", class: "long"},
+    ]);
+    this.node = panel("Events", "events", this.none, this.table.node);
+  }
+
+  show({status, notes}) {
+    const told = [...(status?.events ?? []), ...notes].sort((a, b) => b.at - a.at);
+    this.none.hidden = told.length > 0;
+    this.table.node.hidden = !told.length;
+    this.table.fill(
+      told.map((event) => ({
+        key: event.kind,
+        class: `event-${event.kind}`,
+        cells: [
+          {text: timeLabel(event.at, 1), title: new Date(event.at * 1000).toLocaleString()},
+          EVENT_WORDS[event.kind] ?? event.kind.replaceAll("_", " "),
+          event.rank === null ? "" : String(event.rank),
+          event.folder ? `${event.text} (evidence in ${event.folder})` : event.text,
+        ],
+      })),
+    );
+  }
+
+  close() {}
+}
