@@ -38,6 +38,7 @@
         ├── ModelLoadFailed             500 model_load_failed
         ├── DoesNotFit                  507 does_not_fit
         ├── Loading                     503 loading
+        ├── ReplicaLost                 503 replica_lost
         └── RequestFailed               500 server_error, with the request id only
 
 `code` and `exit_code` stand at each class, the HTTP status at each kind of RequestError.
@@ -435,6 +436,17 @@ class Loading(RequestError):
     def __init__(self, retry_after_s: int = 1) -> None:
         self.retry_after_s = retry_after_s
         super().__init__("the model is still being loaded; /health tells how far it is")
+
+
+class ReplicaLost(RequestError):
+    """Of several boxes: the one that computed the answer is gone, and no other one has taken over."""
+
+    status = 503
+    type = "server_error"
+    code = "replica_lost"
+
+    def __init__(self) -> None:
+        super().__init__("the replica that computed this answer was lost; ask again")
 
 
 class RequestFailed(RequestError):

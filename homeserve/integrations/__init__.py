@@ -1,0 +1,1 @@
+"""homeserve inside of other systems. Nothing of the product imports these."""

@@ -1,0 +1,158 @@
+"""What stands before the replicas of a Ray cluster: one request in, one response out, whichever replica gives it.
+
+It keeps a promise: as long as nothing of an answer was sent to the client, the loss of a replica is not the client's
+business, and the request is asked again elsewhere. So the head of a stream is held until its first event is there, and
+an answer that is no stream until it is whole. A stream that is cut after its beginning ends with an error event in the
+shape of its route. A client that leaves cancels the call, which closes the replica's connection to its server, which
+aborts the request within a step.
+
+Routes that tell of one box (status, budget, flips, metrics, the page) are not passed on: which box would it be?
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from homeserve.errors import BodyTooLarge, ReplicaLost, RequestError, UnknownRoute
+from homeserve.integrations.prefix import prefix_text
+from homeserve.integrations.replica import HOP, Ask, Head, ServerGone
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+log = logging.getLogger("homeserve.ray")
+
+PASSED_ON = frozenset(
+    {
+        ("GET", "/v1/models"),
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/completions"),
+        ("POST", "/v1/embeddings"),
+        ("POST", "/v1/responses"),
+        ("POST", "/v1/responses/input_tokens"),
+        ("POST", "/v1/messages"),
+        ("POST", "/v1/messages/count_tokens"),
+        ("POST", "/tokenize"),
+        ("POST", "/detokenize"),
+        ("GET", "/health"),
+        ("GET", "/ready"),
+        ("GET", "/version"),
+        ("GET", "/openapi.json"),
+    }
+)
+"""Method and path of what every replica answers alike."""
+RETRY_S = 60.0
+"""How long a request whose replicas are lost is asked again, before the client is told."""
+RETRY_PAUSE_S = 0.1
+
+
+class Ingress:
+    """What Ray's proxy calls: one request in, one response out. `replicas` is the handle of the deployment."""
+
+    def __init__(self, replicas: Any, body_limit_bytes: int) -> None:
+        exceptions = import_module("ray.exceptions")
+        self._replicas = replicas.options(method_name="answer", stream=True)
+        self._body_limit_bytes = body_limit_bytes
+        self._lost: tuple[type[BaseException], ...] = (exceptions.RayActorError, ServerGone)
+
+    async def __call__(self, request: Request) -> Response:
+        path = request.url.path
+        try:
+            return await self._answer(await self._read(request))
+        except RequestError as error:
+            return _refusal(error, path)
+
+    async def _read(self, request: Request) -> Ask:
+        """Raises RequestError for what no replica is asked."""
+        path, method = request.url.path, request.method
+        known = "GET" if method == "HEAD" else method
+        if (known, path) not in PASSED_ON and not (known == "GET" and path.startswith("/v1/models/")):
+            raise UnknownRoute(path)
+        body = await request.body()
+        if len(body) > self._body_limit_bytes:
+            raise BodyTooLarge(f"a body of {len(body)} bytes; the limit is {self._body_limit_bytes}")
+        headers = tuple((name, value) for name, value in request.headers.items() if name not in HOP)
+        target = path + (f"?{request.url.query}" if request.url.query else "")
+        return Ask(prefix_text(path, body), method, target, headers, body)
+
+    async def _answer(self, ask: Ask) -> Response:
+        """Asks again while nothing was sent. Raises ReplicaLost after RETRY_S."""
+        until = time.monotonic() + RETRY_S
+        while True:
+            try:
+                return await self._ask(ask)
+            except self._lost as error:
+                log.warning("a replica was lost before it answered; asking again: %s", error)
+                if time.monotonic() > until:
+                    raise ReplicaLost() from None
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _ask(self, ask: Ask) -> Response:
+        from starlette.responses import StreamingResponse
+
+        stream = self._replicas.remote(ask)
+        try:
+            head: Head = await anext(stream)
+            if not head.is_stream:
+                return _response(head, b"".join([piece async for piece in stream]))
+            first = await anext(stream, b"")
+        except BaseException:
+            stream.cancel()  # nobody waits for the rest
+            raise
+        response = StreamingResponse(self._rest(ask.target, first, stream), status_code=head.status)
+        _put_headers(response, head)
+        return response
+
+    async def _rest(self, path: str, first: bytes, stream: Any) -> AsyncIterator[bytes]:
+        """What is left of a stream. It can no longer be asked for again: a loss becomes its last event."""
+        try:
+            yield first
+            async for piece in stream:
+                yield piece
+        except self._lost as error:
+            log.warning("a replica was lost in the middle of a stream: %s", error)
+            yield lost_event(path)
+        finally:
+            stream.cancel()
+
+
+def lost_event(path: str) -> bytes:
+    """The last event of a stream that was cut, in the shape of its route."""
+    from homeserve.server.messages_errors import is_messages, messages_error
+
+    error = ReplicaLost()
+    if is_messages(path):
+        return b"event: error\ndata: " + msgspec.json.encode(messages_error(error, "")) + b"\n\n"
+    if path.startswith("/v1/responses"):
+        told = {"type": "error", "code": "server_error", "message": error.message, "param": None, "sequence_number": 0}
+        return b"event: error\ndata: " + msgspec.json.encode(told) + b"\n\n"
+    return b"data: " + msgspec.json.encode(error.as_body()) + b"\n\n"
+
+
+def _refusal(error: RequestError, path: str) -> Response:
+    from homeserve.server.messages_errors import is_messages, messages_error
+
+    body = messages_error(error, "") if is_messages(path) else error.as_body()
+    headers = (("content-type", "application/json"),) + ((("retry-after", "1"),) if error.status == 503 else ())
+    return _response(Head(error.status, headers), msgspec.json.encode(body))
+
+
+def _response(head: Head, body: bytes) -> Response:
+    from starlette.responses import Response
+
+    response = Response(body, status_code=head.status)
+    _put_headers(response, head)
+    return response
+
+
+def _put_headers(response: Response, head: Head) -> None:
+    """As the server said them, repeated ones too."""
+    response.raw_headers.extend((name.encode("latin-1"), value.encode("latin-1")) for name, value in head.headers)
