@@ -96,6 +96,12 @@ class Corridor:
         """The lowest value since the start; None while nothing is known."""
         return self._tracks[device].least
 
+    def level(self, device: int) -> tuple[int, int | None, int | None]:
+        """(floor, free at the last sample, least free since the start) in bytes; None: not known."""
+        track = self._tracks[device]
+        last = track.samples[-1].free_bytes if track.samples else None
+        return track.floor_bytes, last, track.least.free_bytes if track.least is not None else None
+
     def breaches(self, device: int) -> int:
         return self._tracks[device].breaches
 

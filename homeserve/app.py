@@ -21,7 +21,7 @@ import os
 import socket
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -77,6 +77,8 @@ class App:
         self._state = State.LOADING
         self._record: Record | None = None
         self._hurry = asyncio.Event()
+        self._unnoticed = False
+        """Told to stop, and load balancers may not know it yet."""
         self._memory = MemoryWatch(settings.floor_mib * MIB, self._phase)
         self._models = ModelHost(settings, environ, watcher, self._memory, self._read_box, self._on_models)
         self.context = ServerContext(
@@ -85,6 +87,7 @@ class App:
             load=lambda: self.load_progress,
             models=self._models,
             corridor=self._memory.corridor,
+            still_takes=lambda: self._unnoticed,
         )
 
     @property
@@ -189,16 +192,26 @@ class App:
     # --------------------------------------------------------------------------------------------------------- stop
 
     async def stop(self) -> None:
-        """Let open requests end (for `--drain-timeout-s`, or until `hurry`), then take everything down in reverse."""
+        """Be seen to leave (for `--drain-delay-s`), let open requests end (for `--drain-timeout-s`), either until
+        `hurry`; then take everything down in reverse."""
         was_ready, self._state = self._state is State.READY, State.DRAINING
         if was_ready:
             self._remove_ready_file()
         try:
             if was_ready:
                 self._write_record("draining")
+                await self._wait_noticed(self.settings.drain_delay_s)
                 await self._models.drain(self.settings.drain_timeout_s, self._hurry)
         finally:
             await self._stack.aclose()
+
+    async def _wait_noticed(self, delay_s: float) -> None:
+        """Requests are still taken while `/ready` says 503, so that nobody is sent here who would be refused."""
+        self._unnoticed = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._hurry.wait()
+        self._unnoticed = False
 
     # ------------------------------------------------------------------------------------------- records and files
 
@@ -212,7 +225,7 @@ class App:
         port = listener.getsockname()[1]
         settings = self.settings
         self._record = Record(
-            runtime_dir(self._environ), port, url, settings.model or "", drain_timeout_s=settings.drain_timeout_s
+            runtime_dir(self._environ), port, url, settings.model or "", drain_timeout_s=settings.leaving_s
         )
         self._stack.callback(self._record.remove)
         self._write_record("loading")

@@ -213,16 +213,11 @@ class CorridorSampler:
             told = self._corridor.as_json(self._indices)
             return told | {"began": began, "flips": self._peaks.as_json(self._ledger)}
 
-    def least_bytes(self) -> tuple[tuple[int, int], ...]:
-        """(device, least free bytes since the start) of each device that is known."""
+    def levels(self) -> tuple[tuple[int, int, int | None, int | None], ...]:
+        """(device, floor, free now, least free since the start) of each device, in bytes; None: not known."""
         with self._lock:
-            numbers = self._indices or range(len(self._corridor))
-            least = [self._corridor.least(position) for position in range(len(self._corridor))]
-        return tuple(
-            (number, sample.free_bytes)
-            for number, sample in zip(numbers, least, strict=False)
-            if sample is not None and sample.free_bytes is not None
-        )
+            numbers = self._indices or tuple(range(len(self._corridor)))
+            return tuple((number, *self._corridor.level(place)) for place, number in enumerate(numbers))
 
     # ------------------------------------------------------------------------------------------------- in the thread
 

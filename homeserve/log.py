@@ -8,6 +8,9 @@ Modules log with the standard library (`logging.getLogger(__name__)`); facts go 
 
 A line break inside an event is written as `\\n`, so that a line is always an event. Values whose name says that they
 are secret, and words that look like a key, are masked at the last moment, whoever logged them.
+
+What is logged where requests are handled must not tell what users wrote. An exception's own words may quote it, so a
+traceback from there has the places and the kinds of errors only, unless texts of requests are to be logged.
 """
 
 from __future__ import annotations
@@ -17,19 +20,32 @@ import logging
 import re
 import sys
 import time
+import traceback
 from typing import IO, Any
 
 _PACKAGE = "homeserve."
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
 _SECRET_NAME = re.compile(r"api_?key|authorization|token$|password|secret", re.I)
 _SECRET_WORD = re.compile(r"(?<![\w-])(?:Bearer\s+\S+|sk-[\w-]{8,}|hf_[A-Za-z0-9]{8,})")
+_OF_REQUESTS = ("homeserve.server", "homeserve.text", "asyncio", "aiohttp")
+"""Loggers of whoever handles what users wrote."""
+_CHAIN_LEN = 8
+"""Errors that led to one another, of which a traceback tells."""
 MASK = "***"
 
 
-def setup(form: str = "text", level: str = "info", *, rank: int | None = None, stream: IO[str] | None = None) -> None:
-    """Send every log record to `stream` (stderr) as one line. `rank` marks the lines of a worker."""
+def setup(
+    form: str = "text",
+    level: str = "info",
+    *,
+    rank: int | None = None,
+    stream: IO[str] | None = None,
+    texts: bool = False,
+) -> None:
+    """Send every log record to `stream` (stderr) as one line. `rank` marks the lines of a worker; `texts`: what users
+    wrote may be logged."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonLines(rank) if form == "json" else TextLines(rank))
+    handler.setFormatter(JsonLines(rank, texts=texts) if form == "json" else TextLines(rank, texts=texts))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -38,25 +54,32 @@ def setup(form: str = "text", level: str = "info", *, rank: int | None = None, s
         logging.getLogger(chatty).setLevel(max(logging.WARNING, root.level))
 
 
-class TextLines(logging.Formatter):
-    def __init__(self, rank: int | None = None) -> None:
+class _Lines(logging.Formatter):
+    def __init__(self, rank: int | None = None, *, texts: bool = False) -> None:
         super().__init__()
         self._rank = rank
+        self._texts = texts
 
+    def _trace(self, record: logging.LogRecord) -> str:
+        """The traceback, masked; empty without one."""
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None:
+            return ""
+        if not self._texts and record.name.startswith(_OF_REQUESTS):
+            return places_of(error)
+        return mask("".join(traceback.format_exception(error)).rstrip())
+
+
+class TextLines(_Lines):
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         rank = "" if self._rank is None else f"rank {self._rank} "
         line = f"{clock}.{int(record.msecs):03d} {record.levelname} {rank}{_short(record.name)}: {_event(record)}"
         facts = " ".join(f"{name}={_word(value)}" for name, value in _facts(record).items())
-        trace = self.formatException(record.exc_info) if record.exc_info else ""
-        return _one_line("  ".join(part for part in (line, facts, trace) if part))
+        return _one_line("  ".join(part for part in (line, facts, self._trace(record)) if part))
 
 
-class JsonLines(logging.Formatter):
-    def __init__(self, rank: int | None = None) -> None:
-        super().__init__()
-        self._rank = rank
-
+class JsonLines(_Lines):
     def format(self, record: logging.LogRecord) -> str:
         at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
         line: dict[str, Any] = {"at": at, "level": record.levelname.lower(), "from": _short(record.name)}
@@ -64,9 +87,21 @@ class JsonLines(logging.Formatter):
         if self._rank is not None:
             line["rank"] = self._rank
         line.update((name, value) for name, value in _facts(record).items() if name not in line)
-        if record.exc_info:
-            line["trace"] = mask(self.formatException(record.exc_info))
+        if trace := self._trace(record):
+            line["trace"] = trace
         return json.dumps(line, default=str, ensure_ascii=False)
+
+
+def places_of(error: BaseException) -> str:
+    """A traceback without the words of errors: where each was raised, and of which kind it is."""
+    told: list[str] = []
+    at: BaseException | None = error
+    while at is not None and len(told) < _CHAIN_LEN:
+        frames = traceback.extract_tb(at.__traceback__)
+        places = "".join(f'  File "{each.filename}", line {each.lineno}, in {each.name}\n' for each in frames)
+        told.append(f"Traceback:\n{places}{type(at).__module__}.{type(at).__qualname__}")
+        at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
+    return "\nafter\n".join(told)
 
 
 def mask(text: str) -> str:

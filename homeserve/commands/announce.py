@@ -131,5 +131,9 @@ def curl(url: str, model: str, key_file: str | None) -> str:
     """A command that can be pasted as it stands. A key is read from its file, never shown."""
     question = [{"role": "user", "content": "What is the capital of France?"}]
     body = json.dumps({"model": model, "messages": question, "temperature": 0})
-    key = f" -H \"Authorization: Bearer $(grep -m1 '^[^#]' {shlex.quote(key_file)})\"" if key_file else ""
+    key = (
+        f" -H \"Authorization: Bearer $(awk 'NF && !/^#/ {{print $NF; exit}}' {shlex.quote(key_file)})\""
+        if key_file
+        else ""
+    )
     return f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"

@@ -102,7 +102,7 @@ def service_of(settings: Settings, environ: Mapping[str, str], cwd: str) -> unit
         folder=cwd if here else home,
         environ={name: environ[name] for name in unit.KEPT_VARIABLES if environ.get(name)},
         model=settings.model or "the default model",
-        stop_s=settings.drain_timeout_s + CANCEL_LIMIT_S + TEARDOWN_LIMIT_S,
+        stop_s=settings.leaving_s + CANCEL_LIMIT_S + TEARDOWN_LIMIT_S,
     )
 
 

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         print(json.dumps(settings.as_json(), indent=2))
         return 0
     table.read_api_keys(settings.api_key_file)
-    log_setup.setup(settings.log_format, settings.log_level)
+    log_setup.setup(settings.log_format, settings.log_level, texts=settings.log_requests == "full")
     loop = _new_loop()
     code = loop.run_until_complete(_serve(settings, environ))
     _leave(code)
@@ -92,7 +92,7 @@ async def _run(app: App, signals: _Signals) -> int:
 
 async def _take_down(app: App, settings: Settings) -> None:
     try:
-        async with asyncio.timeout(settings.drain_timeout_s + TEARDOWN_LIMIT_S):
+        async with asyncio.timeout(settings.leaving_s + TEARDOWN_LIMIT_S):
             await app.stop()
     except TimeoutError:
         log.error("the teardown took too long; leaving without the rest of it")

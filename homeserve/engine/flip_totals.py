@@ -74,6 +74,15 @@ class FlipTotals:
                 key = (kind, rank.rank)
                 self.bytes[key] = self.bytes.get(key, 0) + getattr(rank.told, name, 0)
 
+    def add_all(self, other: FlipTotals) -> None:
+        """What another engine's flips came to."""
+        self.ended.update(other.ended)
+        for key, (count, seconds) in other.took.items():
+            mine = self.took.get(key, (0, 0.0))
+            self.took[key] = (mine[0] + count, mine[1] + seconds)
+        for where, size in other.bytes.items():
+            self.bytes[where] = self.bytes.get(where, 0) + size
+
     def _took(self, part: str, who: str, seconds: float) -> None:
         count, total = self.took.get((part, who), (0, 0.0))
         self.took[part, who] = (count + 1, total + seconds)

@@ -20,7 +20,6 @@ from homeserve.server.openapi import DOCUMENT, Document
 from homeserve.server.page import PAGE, Page
 from homeserve.server.parts import PARTS, Parts
 from homeserve.server.routes import ROUTES
-from homeserve.settings import read_api_keys
 
 KEEPALIVE_S = 75.0
 """How long a connection may idle, or take to send its first header."""
@@ -35,7 +34,7 @@ SHUTDOWN_S = 5.0
 def build_application(context: ServerContext) -> web.Application:
     """Every route. Raises SettingError for an API key file that cannot be used."""
     settings = context.settings
-    keys = KeyRing(read_api_keys(settings.api_key_file))
+    keys = KeyRing(settings.api_key_file)
     application = web.Application(
         middlewares=[edge(keys, None if keys else Door(settings.host))], client_max_size=settings.body_limit_bytes
     )

@@ -148,6 +148,8 @@ class ServerContext:
     load: Callable[[], LoadProgress]
     models: Models
     corridor: CorridorSampler | None = None
+    still_takes: Callable[[], bool] = lambda: False
+    """While draining: whether requests are still taken (`--drain-delay-s`)."""
     started: float = field(default_factory=time.time)
     """Seconds of the epoch."""
 

@@ -3,13 +3,17 @@
 An error of the tree becomes its status and the body that clients of the route expect: Anthropic's for its routes,
 OpenAI's for all others. Anything else that escapes a handler is our bug: it becomes a 500 that tells the request id and
 nothing more, and its traceback goes to the log under that id.
+
+What is known of a request at its end (`visit`) is what its client is charged and what the request log says.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 
@@ -22,12 +26,15 @@ from homeserve.server.door import Door
 from homeserve.server.keys import KeyRing
 from homeserve.server.messages_errors import is_messages, messages_error
 from homeserve.server.parts import PARTS
+from homeserve.server.request_record import CLIENT_LEFT, LEFT_STATUS, RequestRecord, open_record
+from homeserve.server.visit import VISIT, Visit
 
 log = logging.getLogger("homeserve.server")
 
 _request_id: ContextVar[str] = ContextVar("request_id")
 """Of the request whose handler runs: each has a task, and so a context, of its own."""
 _CLIENT_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_PATH_LOG_LEN = 128
 
 
 def current_request_id() -> str:
@@ -60,23 +67,38 @@ def edge(keys: KeyRing, door: Door | None) -> Middleware:
     async def around(request: web.Request, handler: Handler) -> web.StreamResponse:
         request_id = _id_for(request.headers.get("x-request-id"))
         _request_id.set(request_id)
-        response = await _answer(request, handler, keys, door, request_id)
+        parts, began = request.app[PARTS], time.monotonic()
+        visit = Visit(parts, RequestRecord(request_id, request.method, _route(request), request.remote or ""))
+        request[VISIT] = visit
+        open_record(visit.record)
+        try:
+            response = await _answer(request, handler, keys, door, visit)
+            visit.record.status = response.status
+        except asyncio.CancelledError:
+            visit.record.code = visit.record.code or CLIENT_LEFT
+            raise
+        finally:
+            visit.record.status = visit.record.status or LEFT_STATUS
+            visit.close(time.monotonic() - began)
         if not response.prepared:
             response.headers["x-request-id"] = request_id
-        request.app[PARTS].metrics.count_response(response.status)
+        elif parts.draining:
+            response.force_close()  # a stream's connection, whose header was sent before
+        parts.metrics.count_response(response.status)
         return response
 
     return around
 
 
 async def _answer(
-    request: web.Request, handler: Handler, keys: KeyRing, door: Door | None, request_id: str
+    request: web.Request, handler: Handler, keys: KeyRing, door: Door | None, visit: Visit
 ) -> web.StreamResponse:
     failure: RequestError
+    request_id = visit.record.request_id
     try:
         if door is not None:
             door.check(request.method, request.headers)
-        keys.check(request.path, request.headers)
+        visit.admit(keys.check(request.path, request.headers), limited=_is_limited(request))
         return await handler(request)
     except RequestError as error:
         failure = error
@@ -87,9 +109,21 @@ async def _answer(
     except (web.HTTPException, ConnectionError):
         raise
     except Exception:
-        log.exception("request %s: %s %s failed", request_id, request.method, request.path)
+        log.exception("request %s: %s %s failed", request_id, request.method, visit.record.path)
         failure = RequestFailed(request_id)
+    visit.record.code = failure.code
     return error_response(failure, request.path, request_id)
+
+
+def _is_limited(request: web.Request) -> bool:
+    """What computes counts; what looks at the server, and what operates it, does not."""
+    return request.method == "POST" and not request.path.startswith("/v1/homeserve/")
+
+
+def _route(request: web.Request) -> str:
+    """The route as the table has it, else the path as far as a log needs it."""
+    resource = request.match_info.route.resource
+    return resource.canonical if resource is not None else request.path[:_PATH_LOG_LEN]
 
 
 def _id_for(given: str | None) -> str:
@@ -110,6 +144,12 @@ def headers_of_every_answer() -> Callable[[web.Request, web.StreamResponse], Awa
 
     async def on_prepare(request: web.Request, response: web.StreamResponse) -> None:
         name_the_server(response)
+        visit = request.get(VISIT)
+        if visit is not None:
+            response.headers.update(visit.standing().headers())
+            if visit.parts.draining:
+                response.headers["Connection"] = "close"
+                response.force_close()
         if is_messages(request.path) and "x-request-id" in response.headers:
             response.headers["request-id"] = response.headers["x-request-id"]
 

@@ -34,6 +34,7 @@ from homeserve.server.edge import current_request_id
 from homeserve.server.embeddings_fields import INPUTS_LIMIT, EmbeddingsRequest
 from homeserve.server.parts import PARTS, Parts
 from homeserve.server.prompts import INLINE_CHARS, INLINE_TOKENS, check_ids, check_length
+from homeserve.server.request_record import current_record
 from homeserve.wire.records import Sampling
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ async def _embedded(
     pooling = fields.pooling or pooling_said(served.settings.pooling, served.model.pooling)
     request_id = f"{current_request_id()}.{next(_serial)}"
     calls = [_call(f"{request_id}.{index}", ids, pooling) for index, ids in enumerate(inputs)]
+    current_record().prompt_tokens = sum(map(len, inputs))
     with parts.embeddings.holding(4 * hidden * len(inputs)):
         vectors = await _fed(parts, served.engine, calls, current_request_id())
         pieces = answer_pieces(vectors, served.model.id, sum(map(len, inputs)), dimensions, fields.encoding_format)

@@ -13,7 +13,8 @@ from aiohttp import web
 from homeserve import __version__
 from homeserve.server.bodies import json_response
 from homeserve.server.context import ServerContext, State
-from homeserve.server.metrics import CONTENT_TYPE, Reading
+from homeserve.server.metrics import CONTENT_TYPE
+from homeserve.server.metrics_reading import reading_of
 from homeserve.server.parts import PARTS
 
 _RETRY = {"Retry-After": "1"}
@@ -55,18 +56,6 @@ async def get_version(request: web.Request) -> web.StreamResponse:
 
 async def get_metrics(request: web.Request) -> web.StreamResponse:
     parts = request.app[PARTS]
-    body = await parts.metrics.render(reading_of(parts.context))
+    reading = reading_of(parts.context, parts.metrics.past, parts.limits.refused if parts.limits else {})
+    body = await parts.metrics.render(reading)
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
-
-
-def reading_of(context: ServerContext) -> Reading:
-    """What a scrape reads of engine and fleet, taken on the loop."""
-    first = context.first
-    engine, ranks = (first.engine, first.fleet.ranks) if first is not None else (None, [])
-    return Reading(
-        engine=engine.snapshot() if engine is not None else None,
-        restarts=tuple((i, rank.restarts) for i, rank in enumerate(ranks)),
-        free=context.corridor.least_bytes() if context.corridor is not None else (),
-        flips=engine.flip_totals if engine is not None else None,
-        drafting=engine.drafting if engine is not None and engine.drafting.most else None,
-    )

@@ -1,28 +1,28 @@
-"""Numbers for Prometheus: cheap to count, made into text only when somebody scrapes.
+"""What the server counts for Prometheus: cheap to count, made into text only when somebody scrapes (`metrics_text`).
 
-On the hot path a metric is an integer in a list. The text is written by prometheus_client from a registry that is made
-for the one scrape (so two servers in a process share nothing), in a thread, and the library is imported by the first
-scrape. What the engine counts already is read from its snapshot; what is not known yet is left out, not 0.
+On the hot path a metric is an integer in a list. What belongs to a model is counted by the model's id: a model that is
+loaded again goes on where it was. What the engine counts already is read from it at the scrape (`metrics_reading`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from prometheus_client.core import Metric
+from homeserve.server.metrics_reading import Past, Reading
 
-    from homeserve.engine.engine import EngineSnapshot
-    from homeserve.engine.flip_totals import FlipTotals
-    from homeserve.engine.speculation import Drafting
+if TYPE_CHECKING:
+    from homeserve.server.request_record import RequestRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TTFT_BOUNDS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 TOKEN_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1.0, 5.0)
+REQUEST_BOUNDS_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+VLLM = "vllm"
+"""The value of `--metrics-compat` that tells vLLM's names too."""
 
 
 class Histogram:
@@ -44,134 +44,86 @@ class Histogram:
             buckets.append(("+Inf" if bound == float("inf") else repr(bound), float(total)))
         return buckets
 
+    @classmethod
+    def sum_of(cls, bounds: Sequence[float], histograms: Iterable[Histogram]) -> Histogram:
+        """All observations of `histograms`, which have these bounds."""
+        made = cls(bounds)
+        for histogram in histograms:
+            made.counts = [mine + theirs for mine, theirs in zip(made.counts, histogram.counts, strict=True)]
+            made.sum += histogram.sum
+        return made
 
-@dataclass(frozen=True)
-class Reading:
-    """What a scrape reads from the engine and the fleet, taken on the loop."""
 
-    engine: EngineSnapshot | None = None
-    restarts: tuple[tuple[int, int], ...] = ()
-    """(rank, restarts)"""
-    free: tuple[tuple[int, int], ...] = ()
-    """(device, least free bytes since the start)"""
-    flips: FlipTotals | None = None
-    """None: the layout stays."""
-    drafting: Drafting | None = None
-    """None: nothing is drafted."""
+def _histogram(bounds: Sequence[float]) -> Histogram:
+    return field(default_factory=lambda: Histogram(bounds))
+
+
+@dataclass
+class ModelMetrics:
+    """What is counted of one model's requests. Times of sequences, in seconds; the last four are observed when a
+    sequence has ended."""
+
+    ttft: Histogram = _histogram(TTFT_BOUNDS_S)
+    inter_token: Histogram = _histogram(TOKEN_BOUNDS_S)
+    total: Histogram = _histogram(REQUEST_BOUNDS_S)
+    """From its submission to its last token,"""
+    queue: Histogram = _histogram(REQUEST_BOUNDS_S)
+    """of that until it had a place,"""
+    prefill: Histogram = _histogram(REQUEST_BOUNDS_S)
+    """until its first token,"""
+    decode: Histogram = _histogram(REQUEST_BOUNDS_S)
+    """and from there on."""
+    finishes: dict[str, int] = field(default_factory=dict)
+    """How choices ended -> how many."""
+
+    def count_request(self, record: RequestRecord) -> None:
+        """Its sequences, those that have ended."""
+        for finish in record.finishes:
+            if finish is not None:
+                self.finishes[finish] = self.finishes.get(finish, 0) + 1
+        for timings in record.timings:
+            if timings.finished is None or timings.scheduled is None or timings.first_token is None:
+                continue
+            self.total.observe(max(0.0, timings.finished - timings.submitted))
+            self.queue.observe(max(0.0, timings.scheduled - timings.submitted))
+            self.prefill.observe(max(0.0, timings.first_token - timings.scheduled))
+            self.decode.observe(max(0.0, timings.finished - timings.first_token))
 
 
 @dataclass
 class Metrics:
     """What the server counts itself."""
 
-    ttft: Histogram = field(default_factory=lambda: Histogram(TTFT_BOUNDS_S))
-    inter_token: Histogram = field(default_factory=lambda: Histogram(TOKEN_BOUNDS_S))
+    compat: frozenset[str] = frozenset()
+    """Other servers whose names are told beside our own."""
+    models: dict[str, ModelMetrics] = field(default_factory=dict)
+    """By model id: only of models that were served, so no client makes this grow."""
     responses: dict[int, int] = field(default_factory=dict)
     """HTTP status -> answers."""
+    past: Past = field(default_factory=Past)
+
+    def of(self, model: str) -> ModelMetrics:
+        """Of the model with this id."""
+        found = self.models.get(model)
+        if found is None:
+            found = self.models[model] = ModelMetrics()
+        return found
+
+    @property
+    def ttft(self) -> Histogram:
+        """Over all models."""
+        return Histogram.sum_of(TTFT_BOUNDS_S, (each.ttft for each in self.models.values()))
+
+    @property
+    def inter_token(self) -> Histogram:
+        """Over all models."""
+        return Histogram.sum_of(TOKEN_BOUNDS_S, (each.inter_token for each in self.models.values()))
 
     def count_response(self, status: int) -> None:
         self.responses[status] = self.responses.get(status, 0) + 1
 
     async def render(self, reading: Reading) -> bytes:
-        return await asyncio.to_thread(_text, self, reading)
+        """The text of a scrape; the library that writes it is imported by the first one."""
+        from homeserve.server.metrics_text import text
 
-
-def _text(metrics: Metrics, reading: Reading) -> bytes:
-    from prometheus_client import CollectorRegistry, generate_latest
-
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(metrics, reading))
-    return generate_latest(registry)
-
-
-class _Collector:
-    """The one collector of a scrape's registry."""
-
-    def __init__(self, metrics: Metrics, reading: Reading) -> None:
-        self._metrics = metrics
-        self._reading = reading
-
-    def collect(self) -> Iterator[Metric]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-
-        metrics = self._metrics
-        for name, text, histogram in (
-            ("homeserve_ttft_seconds", "From a request's arrival in the engine to its first token", metrics.ttft),
-            ("homeserve_inter_token_seconds", "Between tokens of one sequence", metrics.inter_token),
-        ):
-            yield HistogramMetricFamily(name, text, buckets=histogram.cumulative(), sum_value=histogram.sum)
-        responses = CounterMetricFamily("homeserve_http_responses", "HTTP answers by status", labels=["status"])
-        for status, count in sorted(metrics.responses.items()):
-            responses.add_metric([str(status)], count)
-        yield responses
-        restarts = CounterMetricFamily("homeserve_worker_restarts", "Restarts of a rank's worker", labels=["rank"])
-        for rank, count in self._reading.restarts:
-            restarts.add_metric([str(rank)], count)
-        yield restarts
-        name, text = "homeserve_corridor_min_free_bytes", "Least free memory of a device since the start"
-        least = GaugeMetricFamily(name, text, labels=["device"])
-        for device, size in self._reading.free:
-            least.add_metric([str(device)], size)
-        yield least
-        if self._reading.flips is not None:
-            yield from _flip_metrics(self._reading.flips)
-        if self._reading.drafting is not None:
-            yield from _draft_metrics(self._reading.drafting)
-        if self._reading.engine is not None:
-            yield from _engine_metrics(self._reading.engine)
-
-
-def _flip_metrics(totals: FlipTotals) -> Iterator[Metric]:
-    from prometheus_client.core import CounterMetricFamily, SummaryMetricFamily
-
-    name, text = "homeserve_flips", "Flips that ended, by how"
-    flips = CounterMetricFamily(name, text, labels=["to", "cause", "result", "reason"])
-    for how, count in sorted(totals.ended.items()):
-        flips.add_metric([*how], count)
-    yield flips
-    name, text = "homeserve_flip_seconds", "Time of flips, by part and by the rank that measured it"
-    seconds = SummaryMetricFamily(name, text, labels=["part", "rank"])
-    for (part, who), (count, took) in sorted(totals.took.items()):
-        seconds.add_metric([part, who], count, took)
-    yield seconds
-    moved = CounterMetricFamily("homeserve_flip_bytes", "Bytes of flips, by kind and rank", labels=["kind", "rank"])
-    for (kind, rank), size in sorted(totals.bytes.items()):
-        moved.add_metric([kind, str(rank)], size)
-    yield moved
-
-
-def _draft_metrics(drafting: Drafting) -> Iterator[Metric]:
-    from prometheus_client.core import CounterMetricFamily
-
-    name, text = "homeserve_draft_rounds", "Rounds of drafting; carried: of requests that a flip had carried over"
-    rounds = CounterMetricFamily(name, text, labels=["carried"])
-    for carried, counts in (("true", drafting.carried), ("false", drafting.uncarried)):
-        rounds.add_metric([carried], counts.rounds)
-    yield rounds
-    for name, text, value in (
-        ("homeserve_draft_drafted", "Tokens that were drafted", drafting.totals.drafted),
-        ("homeserve_draft_accepted", "Drafted tokens that were drawn as well", drafting.totals.accepted),
-    ):
-        yield CounterMetricFamily(name, text, value=value)
-
-
-def _engine_metrics(engine: EngineSnapshot) -> Iterator[Metric]:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-    yield GaugeMetricFamily("homeserve_requests_running", "Sequences being computed", value=engine.running)
-    yield GaugeMetricFamily("homeserve_requests_waiting", "Sequences that wait for a place", value=engine.waiting)
-    yield GaugeMetricFamily("homeserve_epoch", "Number of the layout in force", value=engine.epoch)
-    if engine.capacity_tokens:
-        ratio = engine.used_tokens / engine.capacity_tokens
-        yield GaugeMetricFamily("homeserve_kv_used_ratio", "Share of the KV pool held by open sequences", value=ratio)
-    for name, text, value in (
-        ("homeserve_prompt_tokens", "Prompt tokens taken in", engine.prompt_tokens),
-        ("homeserve_generation_tokens", "Tokens generated", engine.generated_tokens),
-        ("homeserve_prefix_hit_tokens", "Prompt tokens found in the prefix cache", engine.prefix_hit_tokens),
-        ("homeserve_preemptions", "Sequences that lost their place for lack of pages", engine.preemptions),
-    ):
-        yield CounterMetricFamily(name, text, value=value)
-    requests = CounterMetricFamily("homeserve_requests", "Sequences that ended, by how", labels=["result"])
-    for result, value in (("finished", engine.finished), ("aborted", engine.aborted), ("failed", engine.failed)):
-        requests.add_metric([result], value)
-    yield requests
+        return await asyncio.to_thread(text, self, reading)

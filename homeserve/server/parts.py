@@ -6,6 +6,7 @@ async with parts.lease(fields.model) as served: ...     # the model stays in unt
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,9 @@ from homeserve.server.bodies import BodyDecoder
 from homeserve.server.context import Loaded, ServerContext, State
 from homeserve.server.held import Held
 from homeserve.server.metrics import Metrics
+from homeserve.server.rate_limits import RateLimiter
+from homeserve.server.request_log import RequestLog
+from homeserve.server.request_record import current_record
 
 Served = Loaded
 """A loaded model, as handlers have it: through a lease."""
@@ -28,17 +32,30 @@ class Parts:
 
     context: ServerContext
     decoder: BodyDecoder = field(default_factory=BodyDecoder)
-    metrics: Metrics = field(default_factory=Metrics)
     embeddings: Held = field(default_factory=Held)
+    metrics: Metrics = field(init=False)
+    request_log: RequestLog = field(init=False)
+    limits: RateLimiter = field(init=False)
+
+    def __post_init__(self) -> None:
+        settings = self.context.settings
+        self.metrics = Metrics(compat=frozenset(settings.metrics_compat))
+        self.request_log = RequestLog(settings.log_requests)
+        self.limits = RateLimiter(settings.rate_limit_requests, settings.rate_limit_tokens, time.monotonic)
 
     def check_loaded(self) -> None:
         """Raises Loading until the server has been ready once."""
         if self.context.state() == State.LOADING.value:
             raise Loading()
 
+    @property
+    def draining(self) -> bool:
+        """Whether the server is on its way down; it may still take requests (`--drain-delay-s`)."""
+        return self.context.state() == State.DRAINING.value
+
     def check_taking(self) -> None:
         """Raises Loading, Draining: no new work is taken."""
-        if self.context.state() == State.DRAINING.value:
+        if self.draining and not self.context.still_takes():
             raise Draining("the server is shutting down and takes no new requests")
         self.check_loaded()
 
@@ -47,6 +64,8 @@ class Parts:
         """The model that a request names, or the one used last, loaded if need be; it stays in until the answer is out.
         Raises UnknownModel, and what loading it fails of."""
         async with self.context.models.lease(asked) as served:
+            self.metrics.past.see(self.context.loaded)
+            current_record().model = served.model.id
             yield served
 
     def served(self, asked: str | None = None) -> Loaded:

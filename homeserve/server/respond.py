@@ -22,8 +22,10 @@ from homeserve.server.ask import Ask
 from homeserve.server.bodies import json_response
 from homeserve.server.choice import Choice, ChoiceFailed, Piece, join
 from homeserve.server.generation import Generation
-from homeserve.server.metrics import Metrics
+from homeserve.server.metrics import ModelMetrics
 from homeserve.server.parts import Parts, Served
+from homeserve.server.request_log import text_of
+from homeserve.server.request_record import CLIENT_LEFT, CLIENT_STALLED, RequestRecord, current_record
 from homeserve.server.shape import Counts, Event, Shape, Told
 from homeserve.server.sse import ClientLeft, ClientStalled, EventStream
 from homeserve.server.timing import timing_block
@@ -34,8 +36,20 @@ log = logging.getLogger("homeserve.server")
 class Answer:
     """The choices of one answer and what is told about them."""
 
-    def __init__(self, ask: Ask, served: Served, generation: Generation, metrics: Metrics, request_id: str) -> None:
+    def __init__(
+        self,
+        ask: Ask,
+        served: Served,
+        generation: Generation,
+        metrics: ModelMetrics,
+        request_id: str,
+        *,
+        keeps_tokens: bool = False,
+    ) -> None:
         self._ask = ask
+        self._model = served.model.id
+        self._tokenizer = served.tokenizer
+        self._kept: list[list[int]] | None = [[] for _ in ask.calls] if keeps_tokens else None
         self._generation = generation
         self._metrics = metrics
         self._request_id = request_id
@@ -73,7 +87,22 @@ class Answer:
             if piece.finish is not None:
                 self._open -= 1
             made.append((index, piece))
+        if self._kept is not None:
+            for index, piece in made:
+                self._kept[index].extend(piece.tokens)
         return made
+
+    def note(self, record: RequestRecord) -> None:
+        """Tell the request's record what came of it."""
+        counts, ask = self._counts(), self._ask
+        record.model, record.stream = self._model, ask.stream
+        record.prompt_tokens, record.completion_tokens = counts.prompt, counts.completion
+        record.cached_tokens = counts.cached
+        record.timings = [stream.timings for stream in self._generation.streams]
+        record.finishes = [choice.finish for choice in self._choices]
+        if self._kept is not None:
+            record.prompt = text_of(self._tokenizer, [prompt.ids for prompt in ask.prompts])
+            record.answer = text_of(self._tokenizer, self._kept)
 
     def _observe(self, index: int, tokens: int) -> None:
         """Time to the first token, then time between tokens; tokens that come together share the time."""
@@ -110,10 +139,15 @@ async def respond(
 ) -> web.StreamResponse:
     """Generate and answer. Raises RequestError while nothing was sent."""
     async with Generation(served.engine, ask.calls) as generation:
-        answer = Answer(ask, served, generation, parts.metrics, request_id)
-        if ask.stream:
-            return await _stream(request, parts, answer, generation, shape, request_id)
-        return await _body(parts, answer, generation, shape, len(ask.calls), request_id)
+        metrics = parts.metrics.of(served.model.id)
+        answer = Answer(ask, served, generation, metrics, request_id, keeps_tokens=parts.request_log.full)
+        try:
+            if ask.stream:
+                return await _stream(request, parts, answer, generation, shape, request_id)
+            return await _body(parts, answer, generation, shape, len(ask.calls), request_id)
+        finally:
+            answer.note(current_record())
+            metrics.count_request(current_record())
 
 
 async def _body(
@@ -152,10 +186,11 @@ async def _stream(
     except ChoiceFailed as failure:
         await _send_error(out, shape, _told(failure, parts, answer.guided_by, request_id))
     except ClientStalled as stalled:
+        current_record().code = CLIENT_STALLED
         log.warning("request %s: %s; it was aborted", request_id, stalled)
     except ClientLeft:
         # Usually the handler is cancelled first; here the write was.
-        log.info("request %s: the client left; it was aborted", request_id)
+        current_record().code = CLIENT_LEFT
     except Exception:
         log.exception("request %s failed in its stream", request_id)
         await _send_error(out, shape, RequestFailed(request_id))
@@ -166,6 +201,7 @@ async def _stream(
 
 async def _send_error(out: EventStream, shape: Shape, error: RequestError) -> None:
     """The last event of a stream, for whoever still reads it."""
+    current_record().code = error.code
     with suppress(ClientLeft, ClientStalled):
         await out.send([shape.error(error)])
 

@@ -24,6 +24,7 @@ from homeserve.settings.option import near as near
 from homeserve.settings.places import cache_dir as cache_dir
 from homeserve.settings.places import default_cache_dir as default_cache_dir
 from homeserve.settings.places import environment as environment
+from homeserve.settings.places import log_dir as log_dir
 from homeserve.settings.places import read_api_keys as read_api_keys
 from homeserve.settings.places import runtime_dir as runtime_dir
 from homeserve.settings.places import toml_paths as toml_paths

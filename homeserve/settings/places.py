@@ -1,4 +1,4 @@
-"""Where files lie: homeserve.toml, the cache, the records of running servers, the API keys."""
+"""Where files lie: homeserve.toml, the cache, the records of running servers, their logs, the API keys."""
 
 from __future__ import annotations
 
@@ -45,10 +45,21 @@ def runtime_dir(environ: Mapping[str, str]) -> Path:
     return default_cache_dir(environ) / "run"
 
 
-def read_api_keys(path: str | None) -> frozenset[str]:
-    """Keys of `--api-key-file`: one a line, `#` starts a comment line. Raises SettingError for a file without a key."""
+def log_dir(named: str | None, environ: Mapping[str, str]) -> Path | None:
+    """The folder of servers' logs as `--log-dir` names it: auto, a folder, or None for none. Not created here."""
+    if named is None:
+        return None
+    if named != "auto":
+        return Path(named)
+    state = environ.get("XDG_STATE_HOME") or os.path.join(_home(environ), ".local", "state")
+    return Path(state) / "homeserve"
+
+
+def read_api_keys(path: str | None) -> dict[str, str]:
+    """Key -> name, of `--api-key-file`: on each line a key, or its name and the key; `#` starts a comment line. A key
+    without a name is called by its line. Raises SettingError for a file without a key, or with a line of more words."""
     if path is None:
-        return frozenset()
+        return {}
     said = flag("api_key_file")
     try:
         with open(path, encoding="utf-8") as file:
@@ -58,7 +69,14 @@ def read_api_keys(path: str | None) -> frozenset[str]:
         raise SettingError(f"{said}: {path}: {why}", field="api_key_file", fix="name a readable text file") from None
     if len(text) > KEY_FILE_LIMIT_BYTES:
         raise SettingError(f"{said}: {path}: is larger than {KEY_FILE_LIMIT_BYTES} bytes", field="api_key_file")
-    keys = frozenset(line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#"))
+    keys: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = [] if line.startswith("#") else line.split()
+        if len(words) > 2:
+            what = f"{said}: {path}: line {number} has {len(words)} words"
+            raise SettingError(what, field="api_key_file", fix="write a key, or its name and the key")
+        if words:
+            keys.setdefault(words[-1], words[0] if len(words) == 2 else f"line-{number}")
     if not keys:
         raise SettingError(f"{said}: {path}: holds no key", field="api_key_file", fix="write one key a line")
     return keys

@@ -47,7 +47,30 @@ class Settings:
         None, "path", "written as JSON once requests are answered, removed at exit", _SERVER, metavar="FILE"
     )
     api_key_file: str | None = _option(
-        None, "path", "one key a line; without a key of it every /v1 request is refused", _SERVER, metavar="FILE"
+        None,
+        "path",
+        "one key a line, or its name and the key; without a key of it every /v1 request is refused. Read again when it"
+        " changes",
+        _SERVER,
+        metavar="FILE",
+    )
+    rate_limit_requests: int = _option(
+        0,
+        "int",
+        "requests a minute of each key (without keys: of each address)",
+        _SERVER,
+        low=0,
+        high=1 << 24,
+        zero="any",
+    )
+    rate_limit_tokens: int = _option(
+        0,
+        "int",
+        "tokens a minute of each key (without keys: of each address), prompts and answers together",
+        _SERVER,
+        low=0,
+        high=1 << 32,
+        zero="any",
     )
     body_limit_bytes: int = _option(
         16 << 20, "int", "largest request body", _SERVER, low=1024, high=1 << 30, metavar="N"
@@ -60,6 +83,23 @@ class Settings:
     )
     drain_timeout_s: float = _option(
         30.0, "float", "how long open requests may take to end after Ctrl-C", _SERVER, low=0, high=86400, metavar="S"
+    )
+    drain_delay_s: float = _option(
+        0.0,
+        "float",
+        "after Ctrl-C, how long requests are still taken while /ready says 503: time for a load balancer to notice",
+        _SERVER,
+        low=0,
+        high=3600,
+        metavar="S",
+    )
+    metrics_compat: str = _option(
+        "off",
+        "text",
+        "tell metrics under the names of another server too: vllm",
+        _SERVER,
+        choices=("off", "vllm"),
+        metavar="NAME",
     )
     model_wait_s: float = _option(
         60.0,
@@ -229,6 +269,22 @@ class Settings:
         choices=("debug", "info", "warning", "error"),
         metavar="L",
     )
+    log_requests: str = _option(
+        "on",
+        "text",
+        "one line for each request at its end: off, on (without what was said), or full (with prompts and answers)",
+        OUTPUT,
+        choices=("off", "on", "full"),
+        metavar="R",
+    )
+    log_dir: str | None = _option(
+        "auto",
+        "folder",
+        "folder in which each server keeps a log of bounded size for homeserve logs: auto ($XDG_STATE_HOME/homeserve or"
+        " ~/.local/state/homeserve), or off",
+        OUTPUT,
+        metavar="DIR",
+    )
     capture_dir: str | None = _option(None, "path", "folder for what is known of a failed plan", OUTPUT, metavar="DIR")
     cache_dir: str | None = _option(
         None,
@@ -256,6 +312,11 @@ class Settings:
     sources: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     """Things that a person should hear and that stop nothing, such as an unknown HOMESERVE_ variable."""
+
+    @property
+    def leaving_s(self) -> float:
+        """How long it may go on after it was told to stop, before it takes itself down."""
+        return self.drain_delay_s + self.drain_timeout_s
 
     @property
     def ranks(self) -> int:

@@ -13,7 +13,8 @@ from homeserve.engine.engine import Engine
 from homeserve.engine.request import EngineLimits, Timings
 from homeserve.engine.speculation import DraftCounts, Drafting
 from homeserve.server.context import Loaded
-from homeserve.server.metrics import Metrics, Reading
+from homeserve.server.metrics import Metrics
+from homeserve.server.metrics_reading import Reading, Totals
 from homeserve.server.shape import Counts
 from homeserve.server.status import status_of
 from homeserve.server.timing import timing_block
@@ -134,7 +135,8 @@ def test_status_says_why_drafting_was_ended() -> None:
 
 
 async def scraped(drafting: Drafting | None) -> dict[tuple[str, str], float]:
-    text = (await Metrics().render(Reading(drafting=drafting))).decode()
+    counted = Totals.drafted(drafting) if drafting is not None else None
+    text = (await Metrics().render(Reading(totals={"m": Totals(drafts=counted)}))).decode()
     families = text_string_to_metric_families(text)
     samples = [sample for family in families for sample in family.samples if sample.name.startswith("homeserve_draft")]
     return {(sample.name, sample.labels.get("carried", "")): sample.value for sample in samples}

@@ -19,7 +19,8 @@ from homeserve.engine.request import EngineLimits, FlipLimits, LayoutLimits, NoF
 from homeserve.fleet import RankStatus
 from homeserve.layouts.ranks import RankPlan
 from homeserve.server.application import HttpServer
-from homeserve.server.metrics import Metrics, Reading
+from homeserve.server.metrics import Metrics
+from homeserve.server.metrics_reading import Reading, Totals
 from homeserve.server.shape import Counts
 from homeserve.server.status import status_of
 from homeserve.server.timing import timing_block
@@ -205,7 +206,7 @@ async def test_metrics_sum_over_flips() -> None:
     totals = FlipTotals()
     for each in (record("committed"), record("committed"), record("abandoned", "park_deadline")):
         totals.add(each)
-    text = (await Metrics().render(Reading(flips=totals))).decode()
+    text = (await Metrics().render(Reading(totals={"m": Totals(flips=totals)}))).decode()
     for line in (
         'homeserve_flips_total{cause="policy",reason="",result="committed",to="tensor"} 2.0',
         'homeserve_flips_total{cause="policy",reason="park_deadline",result="abandoned",to="tensor"} 1.0',

@@ -587,7 +587,7 @@ async def test_budget_and_corridor_are_served_as_they_are_made() -> None:
         sampler = CorridorSampler(256 << 20, lambda: "ready", lambda breach: None, OneGibFree())
         sampler.start()
         try:
-            await world.wait_for(lambda: sampler.least_bytes() != ())
+            await world.wait_for(lambda: any(least for *_, least in sampler.levels()))
             budget = MeasuredBudget({"schema": 1, "plan": {"kv_tokens": 16}}, (), lambda: Members(0, os.getpid(), ()))
             world.context.corridor = sampler
             world.change(budget=budget)

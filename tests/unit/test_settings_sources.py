@@ -15,7 +15,8 @@ from homeserve.settings import Settings, flag, flip_mode, flip_said, load, optio
 LOCAL = {
     "model": "a.gguf", "model_id": "a", "context": 512, "host": "::1", "port": 1234, "ready_file": "r.json",
     "api_key_file": "keys", "body_limit_bytes": 4096, "header_limit_bytes": 2048, "stream_stall_s": 5.5,
-    "drain_timeout_s": 2.5, "model_wait_s": 7.5,
+    "drain_timeout_s": 2.5, "model_wait_s": 7.5, "drain_delay_s": 1.5, "rate_limit_requests": 60,
+    "rate_limit_tokens": 9000, "metrics_compat": "vllm", "log_requests": "full", "log_dir": "logs",
     "backend": "reference", "threads": 3, "isa": "avx2", "kv_type": "f32", "kv_tokens": 999,
     "floor_mib": 7, "deterministic": True, "max_running": 2, "max_waiting": 1, "chunk": 32, "max_prefill_delay": 4,
     "prefix_cache": False, "plan_timeout_s": 9.0, "log_format": "json", "log_level": "debug", "capture_dir": "cap",
@@ -319,8 +320,8 @@ def test_flags_of_every_option_are_in_the_help() -> None:
 def test_api_keys(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# mine\nalpha\n\n  beta \n")
-    assert read_api_keys(str(path)) == {"alpha", "beta"}
-    assert read_api_keys(None) == frozenset()
+    assert read_api_keys(str(path)) == {"alpha": "line-2", "beta": "line-4"}
+    assert read_api_keys(None) == {}
     for bad in (b"", b"# none\n", b"\xff", b"x" * (1 << 17)):
         path.write_bytes(bad)
         with pytest.raises(SettingError) as caught:
