@@ -5,7 +5,7 @@
 import {Cursor} from "./charts.js";
 import {h, s, setAttribute, setText} from "./nodes.js";
 import {linear, ticks} from "./scales.js";
-import {LINE_KINDS, mib, number} from "./facts.js";
+import {countOf, LINE_KINDS, mib, number} from "./facts.js";
 
 const BAR = 26,
   GAP = 42,
@@ -74,7 +74,7 @@ export class MemoryBars {
     const inside = bars.map((bar) => ({
       key: bar.key,
       title: bar.name,
-      sum: `${mib(bar.sum)} MiB${bar.unknown ? `, and ${bar.unknown} unknown` : ""}`,
+      sum: `${mib(bar.sum)} MiB${bar.unknown ? `, and ${countOf(bar.unknown)} unknown` : ""}`,
       most,
       parts: bar.parts.map((part) => ({...part, name: part.line})),
     }));

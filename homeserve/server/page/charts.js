@@ -85,7 +85,8 @@ export class Cursor {
 
 const MARGIN = {top: 16, right: 8, bottom: 20, left: 52};
 
-// Values over time. `draw(data)` takes {from, to, series, bands, lines, marks, format, summary, low, high}:
+// Values over time. `draw(data)` takes {from, to, series, bands, bandNames, lines, marks, format, now, summary, low, high,
+// top}:
 //   series  [{name, class, runs, reduce}], drawn in this order; `area` fills what is below
 //   bands   [{from, to, name, class}] behind everything        lines  [{value, name}] across
 //   marks   [{at, name, class}] small signs along the upper edge
@@ -153,13 +154,13 @@ export class TimeChart {
     if (this.more.open) this.fillTable();
   }
 
-  domain({low, high}) {
+  // From 0, or `low`, to `high`, or to the next tick above all values and no less than `top`.
+  domain({low = 0, high = null, top = 1}) {
+    if (high !== null) return [low, high];
     const values = this.shown.flatMap((each) => each.runs.map((run) => run.value)).filter((value) => value !== null);
-    const least = low ?? 0,
-      most = high ?? Math.max(0, ...values);
-    const top = most > least ? most : least + 1,
-      step = niceStep(top - least, 4);
-    return [low ?? 0, high ?? Math.ceil((top - least) / step - 1e-9) * step + least];
+    const span = Math.max(top, ...values) - low,
+      step = niceStep(span, 4);
+    return [low, Math.ceil(span / step - 1e-9) * step + low];
   }
 
   axes() {

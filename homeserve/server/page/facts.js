@@ -10,6 +10,7 @@
 export const UNKNOWN = "unknown";
 const RING_MAX = 3600; // an hour of looks at one second
 const GAP_S = 6; // between two looks that are further apart nobody was looking
+const COARSE_S = 10; // a sample of the corridor that stands for more tells no phase
 const THIN = "\u202f";
 
 // --------------------------------------------------------------------------------------------------------------- words
@@ -27,6 +28,10 @@ export function mib(value) {
   return number(value, Math.abs(value) < 1000 ? 1 : 0);
 }
 
+export function countOf(lines) {
+  return `${lines} ${lines === 1 ? "line" : "lines"}`;
+}
+
 export function signed(value, digits = 1) {
   if (value === null || value === undefined) return UNKNOWN;
   return (value > 0 ? "+" : value < 0 ? "−" : "±") + number(Math.abs(value), digits);
@@ -34,7 +39,7 @@ export function signed(value, digits = 1) {
 
 export function rate(value) {
   if (value === null || value === undefined) return UNKNOWN;
-  return number(value, value > 0 && value < 10 ? 1 : 0);
+  return number(value, value < 10 && value % 1 ? 1 : 0);
 }
 
 export function milliseconds(value) {
@@ -202,7 +207,7 @@ export function barsOf(budget, layout, free = new Map()) {
         barOf(
           "predicted",
           `planned, ${layout ?? "now"}`,
-          rows.map((row) => [row.line, row.predicted_mib]),
+          rows.filter((row) => row.predicted_mib !== null).map((row) => [row.line, row.predicted_mib]),
         ),
         barOf(
           "measured",
@@ -321,7 +326,8 @@ export function layoutSpans({flips, events, layout, from, now}) {
   }
   if (layout && current !== null && layout !== current)
     turns.push({at: lossBetween(events, at, now) ?? now, to: layout});
-  let start = from,
+  // Only the last flips are kept: what was before the first of them, and is not its beginning, is not known.
+  let start = flips.length && flips[0].id > 1 ? Math.max(from, flips[0].at) : from,
     name = flips.length ? flips[0].from : layout;
   for (const turn of turns) {
     if (turn.at > start && name) made.push({from: start, to: turn.at, layout: name});
@@ -343,25 +349,32 @@ export function phaseKind(phase) {
   return ["recovering", "draining"].includes(phase) ? phase : "loading";
 }
 
-// Bands {from, to, name, class} of a device's samples ([seconds, MiB, phase]) in which the server did not just serve.
-export function phaseBands(samples, began) {
+// Bands {from, to, name, class} of times in which the server did not just serve. What it was doing else is the phase of
+// samples ([seconds, MiB, phase]); but old ones are thinned out, and one that stands for a long time tells of a moment
+// in it. Flips are short, and known exactly from their records.
+export function phaseBands(samples, began, flips = []) {
   const made = [];
   samples.forEach(([second, , phase], index) => {
     const kind = phaseKind(phase),
-      before = index ? phaseKind(samples[index - 1][2]) : null;
-    const from = began + (index ? samples[index - 1][0] : second),
-      to = began + second;
-    if (kind === "ready") return;
-    if (kind === before && made.length) made.at(-1).to = to;
-    else made.push({from, to, name: kind, class: kind});
+      earlier = index ? samples[index - 1] : [0, null, phase];
+    const band = {from: began + earlier[0], to: began + second, name: kind, class: kind};
+    if (kind === "ready" || kind === "flip" || band.to - band.from > COARSE_S) return;
+    if (made.length && kind === phaseKind(earlier[2])) made.at(-1).to = band.to;
+    else made.push(band);
   });
-  return made;
+  const moved = flips.map((flip) => ({
+    from: flip.at,
+    to: flip.at + (flip.ms.total ?? 0) / 1000,
+    name: `flip ${flip.id}`,
+    class: "flip",
+  }));
+  return [...made, ...moved];
 }
 
 // Free memory as runs (charts.js): each value since the one before it.
 export function freeRuns(samples, began) {
   return samples.map(([second, free], index) => ({
-    from: began + (index ? samples[index - 1][0] : second),
+    from: began + (index ? samples[index - 1][0] : 0),
     to: began + second,
     value: free,
     gap: false,

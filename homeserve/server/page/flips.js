@@ -10,7 +10,7 @@ import {Timeline} from "./timeline.js";
 export const OTHER = {pipeline: "tensor", tensor: "pipeline"};
 const OVER = ["committed", "abandoned"];
 const COLUMNS = [
-  {name: "Flip", number: true},
+  {name: "Flip"},
   {name: "When"},
   {name: "From, to"},
   {name: "By"},
@@ -67,7 +67,7 @@ export class Flips {
     setText(this.answer, flipAnswer?.text ?? "");
     setAttribute(this.answer, "class", flipAnswer?.bad ? "answer bad" : "answer");
     const list = flips?.last ?? [],
-      began = corridor?.began ?? status.started;
+      began = this.known(state);
     const spans = layoutSpans({
       flips: list,
       events: status.events,
@@ -84,6 +84,14 @@ export class Flips {
     this.table.fill([...list].reverse().map(rowOf));
   }
 
+  // Since when the layout is known: since the start; of a model that comes and goes since this page has seen it.
+  known({status, corridor, models, ring}) {
+    if (models.length < 2) return corridor?.began ?? status.started;
+    return (
+      ring.samples.find((each) => each.started === status.started && each.model === status.model.id)?.at ?? status.at
+    );
+  }
+
   showButton({flip, layout, ranks, state}, flips, away) {
     const several = ranks.length > 1,
       running = underWay(flips);
@@ -92,9 +100,7 @@ export class Flips {
       : "";
     setText(
       this.policy,
-      several || flip.policy !== "off"
-        ? `Policy ${flip.policy ?? UNKNOWN}${flip.hold_reason ? `: no flip, because ${flip.hold_reason}` : ""}.${counts}`
-        : `No flips: ${flip.hold_reason ?? UNKNOWN}.`,
+      several || flip.policy !== "off" ? policyText(flip) + counts : `No flips: ${flip.hold_reason ?? UNKNOWN}.`,
     );
     this.button.hidden = !several;
     this.asked = !running && !away && layout && state === "ready" ? OTHER[layout] : null;
@@ -153,6 +159,13 @@ function rowOf(flip) {
       flip.reason ?? "",
     ],
   };
+}
+
+function policyText({policy, hold_reason: held}) {
+  if (policy === "manual") return "Policy manual: a flip comes when somebody asks for one.";
+  if (policy === "auto")
+    return held ? `Policy auto: none now, because ${held}.` : "Policy auto: a flip comes where it pays.";
+  return `Policy ${policy ?? UNKNOWN}${held ? `: ${held}` : ""}.`;
 }
 
 // What a refusal says, with its arithmetic where it has one.

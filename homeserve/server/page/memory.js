@@ -4,7 +4,7 @@ import {MemoryBars} from "./bars.js";
 import {TimeChart} from "./charts.js";
 import {h, setAttribute, setText, table} from "./nodes.js";
 import {reduce, timeLabel} from "./scales.js";
-import {barsOf, breachesOf, freeRuns, mib, number, phaseBands, signed} from "./facts.js";
+import {barsOf, breachesOf, countOf, freeRuns, mib, number, phaseBands, signed} from "./facts.js";
 import {panel} from "./panels.js";
 
 const COLUMNS = [
@@ -78,7 +78,7 @@ export class Memory {
     }
     for (const figure of figures) {
       if (!this.shown.has(figure.index)) {
-        this.shown.set(figure.index, new DeviceMemory(figure));
+        this.shown.set(figure.index, new DeviceMemory(figure, figures.length === 1 && innerWidth > 640));
         this.devices.append(this.shown.get(figure.index).node);
       }
       this.shown.get(figure.index).show(figure, budget);
@@ -91,11 +91,17 @@ export class Memory {
 }
 
 class DeviceMemory {
-  constructor({index, name}) {
+  // `alone`: there is no other device, and room for its lines.
+  constructor({index, name}, alone) {
     this.bars = new MemoryBars(name);
     this.sums = h("p", {class: "sums"});
     this.table = table(`Memory of ${name}, line by line, in MiB`, COLUMNS);
-    const more = h("details", {class: "values", open: true}, h("summary", {}, "Line by line, in MiB"), this.table.node);
+    const more = h(
+      "details",
+      {class: "values", open: alone},
+      h("summary", {}, "Line by line, in MiB"),
+      this.table.node,
+    );
     this.node = h("div", {class: "device", "data-device": index}, h("h4", {}, name), this.bars.node, this.sums, more);
   }
 
@@ -104,7 +110,7 @@ class DeviceMemory {
       [predicted, measured] = bars;
     this.bars.draw(figure);
     const parts = [
-      `Planned ${mib(predicted.sum)}, measured ${mib(measured.sum)} MiB${measured.unknown ? ` (${measured.unknown} lines unknown)` : ""}.`,
+      `Planned ${mib(predicted.sum)}, measured ${mib(measured.sum)} MiB${measured.unknown ? ` (${countOf(measured.unknown)} unknown)` : ""}.`,
       peak === null ? "" : `The plan's peak is ${mib(peak)} MiB (${peakMoment}) of at most ${mib(whole.ceiling)}.`,
       `Free now ${mib(whole.free)}${whole.free === null ? "" : " MiB"}, floor ${mib(whole.floor)} MiB.`,
       figure.kind === "cpu" && budget.measured_total.later_mib
@@ -123,7 +129,7 @@ class DeviceMemory {
           mib(measured.sum),
           signed(measured.sum - predicted.sum),
           "",
-          measured.unknown ? `without ${measured.unknown} unknown` : "",
+          measured.unknown ? `without ${countOf(measured.unknown)} unknown` : "",
         ],
       },
     ]);
@@ -172,13 +178,14 @@ export class Corridor {
 
   show(state) {
     this.last = state;
-    const {corridor, corridorWhy, budget, from, to} = state;
+    const {corridor, corridorWhy} = state;
     setText(this.why, corridor ? "" : (corridorWhy ?? "being read …"));
     this.why.hidden = Boolean(corridor);
-    for (const device of corridor?.devices ?? []) this.showDevice(device, corridor, budget, from, to);
+    for (const device of corridor?.devices ?? []) this.showDevice(device, state);
   }
 
-  showDevice(device, corridor, budget, from, to) {
+  showDevice(device, state) {
+    const {corridor, budget, from, to} = state;
     const name = budget?.devices.find((each) => each.index === device.index)?.name ?? `device ${device.index}`;
     if (!this.charts.has(device.index)) {
       const chart = new TimeChart(`Free MiB, ${name}`, {height: 190, key: `corridor ${device.index}`});
@@ -188,7 +195,7 @@ export class Corridor {
     }
     const {chart, least} = this.charts.get(device.index),
       runs = freeRuns(device.samples, corridor.began);
-    const bands = phaseBands(device.samples, corridor.began);
+    const bands = phaseBands(device.samples, corridor.began, state.flips?.last);
     const breaches = breachesOf(device, corridor.began),
       now = device.samples.at(-1)?.[1] ?? null;
     const lowest = reduce(
@@ -218,7 +225,7 @@ export class Corridor {
     const when = device.at === null ? "" : ` at ${timeLabel(corridor.began + device.at, 1)} (${device.phase})`;
     setText(
       least,
-      `Least free since the start: ${mib(device.min_free_mib)} MiB${when}. Floor ${mib(device.floor_mib)} MiB, ${device.breaches ? `not kept ${device.breaches} times` : "kept all the time"}.`,
+      `Least free since the start: ${mib(device.min_free_mib)} MiB${when}. Floor ${mib(device.floor_mib)} MiB, ${device.breaches ? `not kept ${device.breaches} ${device.breaches === 1 ? "time" : "times"}` : "kept all the time"}.`,
     );
     setAttribute(least, "class", device.breaches ? "sums bad" : "sums");
   }

@@ -12,6 +12,7 @@ export const RANGES = [
   ["1 h", 3600],
   ["all", null],
 ];
+const UNWATCHED = "not watched by this page";
 const NOW_S = 5; // over which "now" is a mean
 
 export function panel(title, key, ...children) {
@@ -152,58 +153,17 @@ export class Speed {
     );
   }
 
-  show({status, ring, from, to}) {
+  show(state) {
+    const {status, ring, from, to} = state;
     if (!status) return;
     this.showTiles(status, ring);
-    const tokens = (name, kind) => {
-      const runs = ring.rates(name),
-        mean = reduce(
-          runs.filter((run) => run.to > from),
-          "mean",
-        );
-      const now = ring.recent(name, NOW_S);
-      return {
-        from,
-        to,
-        format: rate,
-        series: [{name: "tokens/s", class: kind, runs, area: true}],
-        now: `now ${rate(now)}, mean ${rate(mean)}`,
-        summary: `now ${rate(now)}, mean ${rate(mean)}, most ${rate(
-          reduce(
-            runs.filter((run) => run.to > from),
-            "max",
-          ),
-        )}`,
-      };
-    };
-    this.charts.generated.draw(tokens("generated", "s1"));
-    this.charts.prompt.draw(tokens("prompt", "s3"));
-    const {running, waiting} = status.requests,
-      {capacity_tokens: capacity, used_tokens: used, cached_tokens: cached} = status.kv;
-    this.charts.requests.draw({
-      from,
-      to,
-      format: (value) => number(value, value % 1 ? 1 : 0),
-      now: `${number(running)} running, ${number(waiting)} waiting`,
-      summary: `${number(running)} running and ${number(waiting)} waiting now`,
-      series: [
-        {name: "running", class: "s1", runs: ring.values("running"), reduce: "max", area: true},
-        {name: "waiting", class: "s2 dashes", runs: ring.values("waiting"), reduce: "max"},
-      ],
-    });
-    this.charts.kv.draw({
-      from,
-      to,
-      format: (value) => number(value),
-      high: capacity || undefined,
-      now: `${share(used, capacity)} in use`,
-      summary: `${number(used)} in use and ${number(cached)} cached of ${number(capacity)}`,
-      lines: capacity ? [{value: capacity, name: `capacity ${number(capacity)}`}] : [],
-      series: [
-        {name: "in use", class: "s1", runs: ring.values("used"), reduce: "max", area: true},
-        {name: "cached", class: "s5 dots", runs: ring.values("cached"), reduce: "max"},
-      ],
-    });
+    const first = ring.samples[0]?.at ?? to;
+    const bands = first > from ? [{from, to: first, name: UNWATCHED, class: "unwatched"}] : [];
+    const shared = {from, to, bands, bandNames: bands.map((band) => [band.class, band.name, "band"])};
+    this.charts.generated.draw({...shared, ...tokensChart(ring, "generated", "s1", from)});
+    this.charts.prompt.draw({...shared, ...tokensChart(ring, "prompt", "s3", from)});
+    this.charts.requests.draw({...shared, ...requestsChart(status, ring)});
+    this.charts.kv.draw({...shared, ...kvChart(status, ring)});
   }
 
   showTiles(status, ring) {
@@ -271,10 +231,42 @@ export class Speed {
   }
 }
 
+function tokensChart(ring, name, kind, from) {
+  const runs = ring.rates(name);
+  const inside = runs.filter((run) => run.to > from);
+  const now = `now ${rate(ring.recent(name, NOW_S))}, mean ${rate(reduce(inside, "mean"))}`;
+  const series = [{name: "tokens/s", class: kind, runs, area: true}];
+  return {format: rate, top: 10, series, now, summary: `${now}, most ${rate(reduce(inside, "max"))}`};
+}
+
+function requestsChart({requests: {running, waiting}}, ring) {
+  const now = `${number(running)} running, ${number(waiting)} waiting`;
+  const series = [
+    {name: "running", class: "s1", runs: ring.values("running"), reduce: "max", area: true},
+    {name: "waiting", class: "s2 dashes", runs: ring.values("waiting"), reduce: "max"},
+  ];
+  return {format: (value) => number(value), top: 4, series, now, summary: now};
+}
+
+function kvChart({kv: {capacity_tokens: capacity, used_tokens: used, cached_tokens: cached}}, ring) {
+  const series = [
+    {name: "in use", class: "s1", runs: ring.values("used"), reduce: "max", area: true},
+    {name: "cached", class: "s5 dots", runs: ring.values("cached"), reduce: "max"},
+  ];
+  return {
+    format: (value) => number(value),
+    high: capacity || null,
+    lines: capacity ? [{value: capacity, name: `capacity ${number(capacity)}`}] : [],
+    series,
+    now: `${share(used, capacity)} in use`,
+    summary: `${number(used)} in use and ${number(cached)} cached of ${number(capacity)}`,
+  };
+}
+
 // --------------------------------------------------------------------------------------------------------------- ranks
 
 const RANK_COLUMNS = [
-  {name: "Rank", number: true},
+  {name: "Rank"},
   {name: "Device"},
   {name: "Backend"},
   {name: "Holds"},

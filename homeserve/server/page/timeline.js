@@ -65,7 +65,7 @@ export class Timeline {
     setAttribute(this.picture, "viewBox", `0 0 ${this.width} ${HEIGHT}`);
     setAttribute(this.picture, "width", this.width);
     setAttribute(this.picture, "aria-label", this.summary(data));
-    this.picture.replaceChildren(...this.spans(), ...this.bands(), ...this.times(), ...this.signs());
+    this.picture.replaceChildren(...this.times(), ...this.spans(), ...this.bands(), ...this.signs());
     const again = this.stops.findIndex((stop) => stop.key === held);
     if (held) this.cursor.index = again < 0 ? null : again;
     this.cursor.refresh();
