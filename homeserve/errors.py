@@ -288,7 +288,8 @@ class ModelWaits(RequestError):
 
 
 class ModelUnloaded(RequestError):
-    """The load that a request waited for was ended by somebody. `retry_after_s` goes out as the Retry-After header."""
+    """Somebody took the model away from a request: its load was ended, or the request cut off. `retry_after_s` goes out
+    as the Retry-After header."""
 
     status = 503
     type = "server_error"
@@ -296,7 +297,7 @@ class ModelUnloaded(RequestError):
 
     def __init__(self, asked: str, retry_after_s: int = 1) -> None:
         self.retry_after_s = retry_after_s
-        super().__init__(f"model {asked!r} was unloaded on request while this one waited for it", field="model")
+        super().__init__(f"model {asked!r} was unloaded by hand; the next request loads it again", field="model")
 
 
 class ModelLoadFailed(RequestError):

@@ -17,7 +17,7 @@ from typing import Any
 from aiohttp import web
 
 from homeserve.engine.request import FinishReason, TokenEvent
-from homeserve.errors import Draining, InvalidField, RequestError, RequestFailed
+from homeserve.errors import Draining, InvalidField, ModelUnloaded, RequestError, RequestFailed
 from homeserve.server.ask import Ask
 from homeserve.server.bodies import json_response
 from homeserve.server.choice import Choice, ChoiceFailed, Piece, join
@@ -50,6 +50,7 @@ class Answer:
         self._model = served.model.id
         self._tokenizer = served.tokenizer
         self._kept: list[list[int]] | None = [[] for _ in ask.calls] if keeps_tokens else None
+        self._engine, self.model = served.engine, served.model.id
         self._generation = generation
         self._metrics = metrics
         self._request_id = request_id
@@ -66,6 +67,11 @@ class Answer:
     def guided_by(self) -> str:
         """The field that says what the answer has to be."""
         return self._ask.guided_by
+
+    @property
+    def unloaded(self) -> bool:
+        """Whether its model goes out: what is left of it is cut off."""
+        return self._engine.state in ("draining", "stopped")
 
     @property
     def complete(self) -> bool:
@@ -159,7 +165,7 @@ async def _body(
             for index, piece in answer.push(await generation.next_events()):
                 pieces[index].append(piece)
     except ChoiceFailed as failure:
-        raise _told(failure, parts, answer.guided_by, request_id) from None
+        raise _told(failure, parts, answer, request_id) from None
     return json_response(shape.body([join(of_choice) for of_choice in pieces], answer.told))
 
 
@@ -184,7 +190,7 @@ async def _stream(
         if shape.ends_with_done:
             await out.done()
     except ChoiceFailed as failure:
-        await _send_error(out, shape, _told(failure, parts, answer.guided_by, request_id))
+        await _send_error(out, shape, _told(failure, parts, answer, request_id))
     except ClientStalled as stalled:
         current_record().code = CLIENT_STALLED
         log.warning("request %s: %s; it was aborted", request_id, stalled)
@@ -214,12 +220,14 @@ def _events(pieces: list[tuple[int, Piece]], answer: Answer, shape: Shape) -> li
     return events + shape.end(answer.told) if answer.complete else events
 
 
-def _told(failure: ChoiceFailed, parts: Parts, guided_by: str, request_id: str) -> RequestError:
+def _told(failure: ChoiceFailed, parts: Parts, answer: Answer, request_id: str) -> RequestError:
     """What the client hears of a sequence that ended without an answer. The reason goes to the log, but for what the
     client's own grammar is the reason of."""
-    if failure.finish is FinishReason.UNDRAWN and guided_by:
-        return InvalidField(guided_by, f"no token could be drawn: {failure.reason}")
+    if failure.finish is FinishReason.UNDRAWN and answer.guided_by:
+        return InvalidField(answer.guided_by, f"no token could be drawn: {failure.reason}")
     if failure.finish is FinishReason.ABORT and parts.context.state() == "draining":
         return Draining("the server is shutting down and ended this request")
+    if failure.finish is FinishReason.ABORT and answer.unloaded:
+        return ModelUnloaded(answer.model)
     log.error("request %s failed: %s", request_id, failure.reason)
     return RequestFailed(request_id)
