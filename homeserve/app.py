@@ -29,14 +29,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 from budget.facts import MIB, Box
 from budget.plan import Plan
 from budget.probe import Sources, read_box
+from homeserve import __version__, log_files
 from homeserve.errors import HomeserveError, SettingError
-from homeserve.instances import Record, check_ready_file, remove_ready_file, write_atomically
+from homeserve.instances import Record, check_ready_file, process_birth, remove_ready_file, write_atomically
 from homeserve.memory import MemoryWatch
 from homeserve.model_host import ModelHost
 from homeserve.resident import cancel, check_backend, first_error, told
 from homeserve.server.context import Loaded, LoadProgress, ModelInfo, ServerContext, State
 from homeserve.server.port import is_loopback, listen, url_of
-from homeserve.settings import Settings, read_api_keys, runtime_dir
+from homeserve.settings import Settings, log_dir, read_api_keys, runtime_dir
 
 if TYPE_CHECKING:
     from homeserve.server.application import HttpServer
@@ -112,6 +113,7 @@ class App:
         self._stack.callback(listener.close)
         url = url_of(listener)
         self._warn_if_open(listener)
+        self._warn_if_texts_are_logged()
         self._clear_ready_file()
         self._open_record(listener, url)
         box = await asyncio.to_thread(self._read_box)
@@ -221,6 +223,10 @@ class App:
                 f"everybody who reaches {listener.getsockname()[0]} can use this server: no --api-key-file is set"
             )
 
+    def _warn_if_texts_are_logged(self) -> None:
+        if self.settings.log_requests == "full":
+            self._watcher.on_warning("--log-requests full: prompts and answers of all users are written to the log")
+
     def _open_record(self, listener: socket.socket, url: str) -> None:
         port = listener.getsockname()[1]
         settings = self.settings
@@ -228,7 +234,26 @@ class App:
             runtime_dir(self._environ), port, url, settings.model or "", drain_timeout_s=settings.leaving_s
         )
         self._stack.callback(self._record.remove)
+        self._open_log(port, url)
         self._write_record("loading")
+
+    def _open_log(self, port: int, url: str) -> None:
+        """The log for `homeserve logs`. A folder that cannot be written costs that, not the server."""
+        folder = log_dir(self.settings.log_dir, self._environ)
+        if folder is None:
+            return
+        try:
+            kept = log_files.LogFile(folder, port, texts=self.settings.log_requests == "full")
+        except OSError as error:
+            log.warning("homeserve logs will not show this server", extra={"why": str(error)})
+            return
+        self._stack.callback(kept.close)
+        logging.getLogger().addHandler(kept)
+        begin = {"version": __version__, "pid": os.getpid(), "url": url}
+        kept.handle(log.makeRecord(log.name, logging.INFO, "", 0, "the server begins", (), None, extra=begin))
+        log_files.prune(folder, lambda pid: process_birth(pid) is not None)
+        assert self._record is not None
+        self._record.keeps_log(kept.path)
 
     def _write_record(self, state: str, model: str | None = None) -> None:
         """A folder that cannot be written costs `ps` and `down`, not the server."""

@@ -28,8 +28,10 @@ COMMANDS = {
     "up": "load a model and serve it",
     "serve": "the same as up",
     "chat": "talk to a model in the terminal",
+    "bench": "measure a server: speed, memory, start, flips",
     "ps": "list the servers that run",
     "down": "stop a server",
+    "logs": "show the log of a server",
     "budget": "say what fits on this box, what binds and what to change",
     "probe": "say what this box is, as a profile that budget can plan with",
     "pull": "fetch a model and print where it lies",
@@ -37,7 +39,6 @@ COMMANDS = {
     "service": "run a server as a service of this user, from login on",
 }
 _ALIASES = {"serve": "up"}
-_LATER = ("bench",)
 _SERVING = ("up", "serve")
 """Commands that do their work also where nobody hears them."""
 
@@ -172,8 +173,6 @@ def _refuse(name: str) -> NoReturn:
     from homeserve.settings import near
 
     fix = f"use one of {', '.join(COMMANDS)}; see homeserve --help"
-    if name in _LATER:
-        raise SettingError(f"{name}: this version does not have this command", field="command", fix=fix)
     raise SettingError(f"{name}: no such command{near(name, list(COMMANDS))}", field="command", fix=fix)
 
 

@@ -43,6 +43,8 @@ class Instance:
     started: float
     birth: float
     drain_timeout_s: float
+    log: str = ""
+    """Path of the log that it keeps; empty: none."""
 
     @property
     def patience_s(self) -> float:
@@ -51,7 +53,7 @@ class Instance:
 
     def as_json(self) -> dict[str, object]:
         """What `ps` prints."""
-        return {name: value for name, value in asdict(self).items() if name not in ("birth", "drain_timeout_s")}
+        return {name: value for name, value in asdict(self).items() if name not in ("birth", "drain_timeout_s", "log")}
 
 
 class Record:
@@ -61,7 +63,12 @@ class Record:
         pid = os.getpid()
         self._path = folder / f"{pid}.json"
         self._facts = {"pid": pid, "port": port, "url": url, "model": model, "drain_timeout_s": drain_timeout_s}
+        self._facts["log"] = ""
         self._facts |= {"started": round(time.time(), 3), "birth": process_birth(pid) or 0.0}
+
+    def keeps_log(self, path: Path) -> None:
+        """From the next `write` on."""
+        self._facts["log"] = str(path)
 
     def write(self, state: str, model: str | None = None) -> None:
         """Raises OSError where the folder cannot be written."""
@@ -232,6 +239,7 @@ def _read(path: Path) -> Instance | None:
             started=float(facts["started"]),
             birth=float(facts["birth"]),
             drain_timeout_s=float(facts["drain_timeout_s"]),
+            log=str(facts.get("log", "")),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -75,7 +75,7 @@ class TextLines(_Lines):
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         rank = "" if self._rank is None else f"rank {self._rank} "
         line = f"{clock}.{int(record.msecs):03d} {record.levelname} {rank}{_short(record.name)}: {_event(record)}"
-        facts = " ".join(f"{name}={_word(value)}" for name, value in _facts(record).items())
+        facts = " ".join(f"{name}={fact_word(value)}" for name, value in _facts(record).items())
         return _one_line("  ".join(part for part in (line, facts, self._trace(record)) if part))
 
 
@@ -122,7 +122,8 @@ def _masked(value: object) -> object:
     return mask(value) if isinstance(value, str) else value
 
 
-def _word(value: object) -> str:
+def fact_word(value: object) -> str:
+    """A fact's value in a line of text: quoted where it is not one word."""
     text = str(value)
     return json.dumps(text, ensure_ascii=False) if not text or re.search(r"[\s\"=]", text) else text
 

@@ -21,8 +21,6 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TTFT_BOUNDS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 TOKEN_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1.0, 5.0)
 REQUEST_BOUNDS_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
-VLLM = "vllm"
-"""The value of `--metrics-compat` that tells vLLM's names too."""
 
 
 class Histogram:
@@ -95,7 +93,7 @@ class Metrics:
     """What the server counts itself."""
 
     compat: frozenset[str] = frozenset()
-    """Other servers whose names are told beside our own."""
+    """Other servers whose names are told beside our own (`--metrics-compat`)."""
     models: dict[str, ModelMetrics] = field(default_factory=dict)
     """By model id: only of models that were served, so no client makes this grow."""
     responses: dict[int, int] = field(default_factory=dict)
