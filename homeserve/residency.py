@@ -154,6 +154,9 @@ class Demand:
     """Somebody wants it in without a request of its own."""
     stage: Stage = Stage.HELD
     leaving: tuple[str, ...] = ()
+    """Who has to leave; while somebody looks, the others in the order in which they would."""
+    closed: tuple[str, ...] = ()
+    """Who gets no new lease ahead of it."""
     look: int = 0
 
     @property
@@ -191,6 +194,8 @@ class Residency:
         entry = self.entries[key]
         entry.leases -= 1
         entry.last_used = now
+        if not entry.leases and entry.state is ModelState.LOADED:
+            self._look_again(key)  # an idle one leaves before a busy one is waited for
         return self._advance(now)
 
     def leave(self, key: str, ticket: int, now: float) -> list[Act]:
@@ -252,6 +257,7 @@ class Residency:
         if leaving is None:
             return self._fail(demand, Why.DOES_NOT_FIT, reason, now)
         demand.stage, demand.leaving = Stage.CLEARING, demand.leaving[:leaving]
+        demand.closed = demand.leaving
         return self._advance(now)
 
     def loaded(self, key: str, now: float) -> list[Act]:
@@ -282,9 +288,7 @@ class Residency:
         entry.state, entry.reason, entry.ended_by = (
             (ModelState.UNLOADED, "", None) if entry.ended_by is None else (ModelState.FAILED, entry.ended_by, None)
         )
-        head = self._head()
-        if head is not None and head.stage is Stage.CLEARING and key not in head.leaving:
-            head.stage, head.leaving = Stage.QUEUED, ()  # perhaps nobody else has to leave any more
+        self._look_again(key)  # perhaps nobody else has to leave any more
         return self._advance(now)
 
     def tick(self, now: float) -> list[Act]:
@@ -346,13 +350,19 @@ class Residency:
     def _is_open(self, key: str) -> bool:
         """Whether a request for it gets a lease at once."""
         head = self._head()
-        leaves = head is not None and head.stage is Stage.CLEARING and key in head.leaving
-        return self.entries[key].state is ModelState.LOADED and not leaves
+        return self.entries[key].state is ModelState.LOADED and (head is None or key not in head.closed)
 
     def _head(self) -> Demand | None:
         """The demand whose turn it is: the one that is past the queue, else the first in it."""
         going = next((demand for demand in self._demands if demand.stage in _GOING), None)
         return going or next((demand for demand in self._demands if demand.stage is Stage.QUEUED), None)
+
+    def _look_again(self, key: str) -> None:
+        """Something has changed at `key` while a demand waits for others. Whoever was closed for it stays so meanwhile,
+        and `key` too: what is idle now is idle when the answer comes."""
+        head = self._head()
+        if head is not None and head.stage is Stage.CLEARING and key not in head.leaving:
+            head.stage, head.closed = Stage.QUEUED, (*head.leaving, key)
 
     def _demand_of(self, key: str) -> Demand | None:
         return next((demand for demand in self._demands if demand.key == key), None)

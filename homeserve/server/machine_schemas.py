@@ -417,6 +417,8 @@ class Budget(msgspec.Struct, kw_only=True):
     measured: list[dict[str, Any]]
     measured_total: dict[str, Any]
     measured_cards: list[dict[str, Any]]
+    measured_all: dict[str, Any] | UnsetType = UNSET
+    """Where several models are in: all of them together, the engine's process once."""
     models: list[dict[str, Any]] | UnsetType = UNSET
 
 

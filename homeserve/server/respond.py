@@ -47,10 +47,10 @@ class Answer:
         keeps_tokens: bool = False,
     ) -> None:
         self._ask = ask
-        self._model = served.model.id
+        self.model = served.model.id
         self._tokenizer = served.tokenizer
         self._kept: list[list[int]] | None = [[] for _ in ask.calls] if keeps_tokens else None
-        self._engine, self.model = served.engine, served.model.id
+        self._engine = served.engine
         self._generation = generation
         self._metrics = metrics
         self._request_id = request_id
@@ -101,7 +101,7 @@ class Answer:
     def note(self, record: RequestRecord) -> None:
         """Tell the request's record what came of it."""
         counts, ask = self._counts(), self._ask
-        record.model, record.stream = self._model, ask.stream
+        record.model, record.stream = self.model, ask.stream
         record.prompt_tokens, record.completion_tokens = counts.prompt, counts.completion
         record.cached_tokens = counts.cached
         record.timings = [stream.timings for stream in self._generation.streams]
