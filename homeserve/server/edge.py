@@ -26,6 +26,7 @@ from homeserve.server.door import Door
 from homeserve.server.keys import KeyRing
 from homeserve.server.messages_errors import is_messages, messages_error
 from homeserve.server.parts import PARTS
+from homeserve.server.rate_limits import is_limited
 from homeserve.server.request_record import CLIENT_LEFT, LEFT_STATUS, RequestRecord, open_record
 from homeserve.server.visit import VISIT, Visit
 
@@ -98,7 +99,7 @@ async def _answer(
     try:
         if door is not None:
             door.check(request.method, request.headers)
-        visit.admit(keys.check(request.path, request.headers), limited=_is_limited(request))
+        visit.admit(keys.check(request.path, request.headers), limited=is_limited(request.method, request.path))
         return await handler(request)
     except RequestError as error:
         failure = error
@@ -113,11 +114,6 @@ async def _answer(
         failure = RequestFailed(request_id)
     visit.record.code = failure.code
     return error_response(failure, request.path, request_id)
-
-
-def _is_limited(request: web.Request) -> bool:
-    """What computes counts; what looks at the server, and what operates it, does not."""
-    return request.method == "POST" and not request.path.startswith("/v1/homeserve/")
 
 
 def _route(request: web.Request) -> str:

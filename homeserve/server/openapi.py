@@ -23,15 +23,16 @@ import msgspec
 from aiohttp import web
 
 from homeserve import __version__
-from homeserve.errors import FlipNotBegun, Forbidden, RequestError, RequestFailed, Unauthorized
+from homeserve.errors import FlipNotBegun, Forbidden, RateLimited, RequestError, RequestFailed, Unauthorized
 from homeserve.server.answer_schemas import AnthropicError, Error
 from homeserve.server.bodies import encode
 from homeserve.server.keys import is_open
+from homeserve.server.rate_limits import is_limited
 from homeserve.server.route import EVENTS, JSON, Answer, ErrorShape, Route, Stream
 
 VERSION = "3.1.0"
 _SCHEMAS = "#/components/schemas/"
-_EDGE: tuple[type[RequestError], ...] = (Unauthorized, Forbidden, RequestFailed)
+_EDGE: tuple[type[RequestError], ...] = (Unauthorized, Forbidden, RateLimited, RequestFailed)
 """What the edge may answer on every route."""
 _SHAPES: dict[ErrorShape, type[msgspec.Struct]] = {ErrorShape.OPENAI: Error, ErrorShape.ANTHROPIC: AnthropicError}
 _CODES: dict[type[RequestError], dict[int, tuple[str, ...]]] = {
@@ -49,7 +50,7 @@ _WORDS = {
     404: "There is no such thing.",
     409: "Not now.",
     413: "The body is too large.",
-    429: "The queue is full; `Retry-After` says when to try again.",
+    429: "The queue is full, or the client's limits are used up; `Retry-After` says when to try again.",
     500: "It failed; the message has the request's id and nothing else.",
     503: "Nothing is taken now: the model is being loaded, or the server shuts down.",
     507: "It does not fit into memory, even alone.",
@@ -59,7 +60,8 @@ _DESCRIPTION = """An LLM server for the box you have at home.
 
 Every answer has the header `x-request-id`: the one that was sent, or a new one. Fields that are not listed are ignored.
 A field that is null is as if it were not there. Beyond what is listed, each route answers 405 to another method, and
-anything that is no HTTP gets 400 as plain text. A connection too many gets 503 `too_many_connections`.
+anything that is no HTTP gets 400 as plain text. Where clients are limited
+(`--rate-limit-requests`, `--rate-limit-tokens`), answers that count have OpenAI's `x-ratelimit-*` headers. A connection too many gets 503 `too_many_connections`.
 """
 
 
@@ -226,6 +228,8 @@ def _codes(route: Route) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for error in dict.fromkeys((*route.errors, *_EDGE)):
         if error is Unauthorized and is_open(route.path):
+            continue
+        if error is RateLimited and not is_limited(route.method, route.path):
             continue
         for status, codes in codes_of(error).items():
             known = found.setdefault(status, [])

@@ -135,6 +135,11 @@ class RateLimiter:
         return found
 
 
+def is_limited(method: str, path: str) -> bool:
+    """Whether a request counts: what computes does, what looks at the server or operates it does not."""
+    return method == "POST" and not path.startswith("/v1/homeserve/")
+
+
 def household(address: str) -> str:
     """Who an address is of: of IPv6 the network, because a household has all addresses of one."""
     try:
