@@ -20,7 +20,7 @@ from homeserve.server.openapi import DOCUMENT, Document
 from homeserve.server.page import PAGE, Page
 from homeserve.server.parts import PARTS, Parts
 from homeserve.server.routes import ROUTES
-from homeserve.settings import places
+from homeserve.settings import requests_most
 
 KEEPALIVE_S = 75.0
 """How long a connection may idle, or take to send its first header."""
@@ -68,7 +68,7 @@ class HttpServer:
 
     def __init__(self, context: ServerContext) -> None:
         header_bytes = context.settings.header_limit_bytes
-        self._connections_limit = places(context.settings) + SPARE
+        self._connections_limit = requests_most(context.settings) + SPARE
         self._listening: asyncio.Server | None = None
         self._wire: dict[str, Any] = {
             "access_log": None,

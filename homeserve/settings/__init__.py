@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from homeserve.settings.models import ModelEntry as ModelEntry
 from homeserve.settings.models import chosen as chosen
-from homeserve.settings.models import places as places
+from homeserve.settings.models import requests_most as requests_most
 from homeserve.settings.models import settings_of as settings_of
 from homeserve.settings.option import DRAFTS_MOST as DRAFTS_MOST
 from homeserve.settings.option import VECTOR_MAX as VECTOR_MAX

@@ -130,7 +130,7 @@ def chosen(settings: Settings) -> tuple[ModelEntry, ...]:
     return (first, *(each for each in entries if each is not first))
 
 
-def places(settings: Settings) -> int:
+def requests_most(settings: Settings) -> int:
     """Requests that all models together may compute and keep waiting."""
     every = [settings_of(settings, entry) for entry in chosen(settings)] or [settings]
     return sum(each.max_running + each.max_waiting for each in every)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homeserve.errors import SettingError
-from homeserve.settings.models import ModelEntry, chosen, read_entries
+from homeserve.settings.models import ModelEntry, chosen, read_entries, settings_of
 from homeserve.settings.option import DRAFTS_MOST, Option, near
 from homeserve.settings.places import TOML_NAME, toml_paths
 from homeserve.settings.table import ENV_PREFIX, OUTPUT, Settings, flag, options, variable
@@ -104,6 +104,8 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str], cwd: str | Pa
         sources=sources,
         warnings=tuple(_unknown_variables(environ)),
     )
+    for entry in chosen(made):
+        settings_of(made, entry)  # what contradicts itself is said before anything is loaded
     if models and not chosen(made):
         beside = f"{made.model} is none of [[models]] and is served alone; without it they would be"
         made = dataclasses.replace(made, warnings=(*made.warnings, beside))
