@@ -60,8 +60,8 @@ _DESCRIPTION = """An LLM server for the box you have at home.
 
 Every answer has the header `x-request-id`: the one that was sent, or a new one. Fields that are not listed are ignored.
 A field that is null is as if it were not there. Beyond what is listed, each route answers 405 to another method, and
-anything that is no HTTP gets 400 as plain text. Where clients are limited
-(`--rate-limit-requests`, `--rate-limit-tokens`), answers that count have OpenAI's `x-ratelimit-*` headers. A connection too many gets 503 `too_many_connections`.
+anything that is no HTTP gets 400 as plain text. A connection too many gets 503 `too_many_connections`. Where clients
+are limited (`--rate-limit-requests`, `--rate-limit-tokens`), answers that count have OpenAI's `x-ratelimit-*` headers.
 """
 
 
