@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 
 TIMEOUT_S = 600.0
 """For every answer, also for the first token of a long prompt on a slow box."""
+GET_TIMEOUT_S = 30.0
+TOO_MANY = 429
 SAID_LIMIT = 2000
 """Bytes of an error's body that are read where it is no JSON."""
 
@@ -39,22 +41,22 @@ class Target:
         return self._ask("POST", path, body)
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
-        connection = self.connect()
+        connection = self.connect(TIMEOUT_S if body is not None else GET_TIMEOUT_S)
         try:
             connection.request(method, path, None if body is None else json.dumps(body), self.headers())
             response = connection.getresponse()
             if response.status >= 400:
                 raise refused(response)
-            return json.loads(response.read())
+            return read_json(response.read())
         finally:
             connection.close()
 
-    def connect(self) -> http.client.HTTPConnection:
+    def connect(self, timeout_s: float = TIMEOUT_S) -> http.client.HTTPConnection:
         """Not yet connected."""
         place = urlsplit(self.url)
         assert place.hostname is not None
         kind = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
-        return kind(place.hostname, place.port, timeout=TIMEOUT_S)
+        return kind(place.hostname, place.port, timeout=timeout_s)
 
     def headers(self) -> dict[str, str]:
         key = {"Authorization": f"Bearer {self.key}"} if self.key else {}
@@ -99,20 +101,33 @@ class Timing:
         return (self.tokens - found[1]) / (self.last - found[0])
 
 
-class HeldBack(RuntimeError):
+class Unmeasured(RuntimeError):
+    """Something that was to be measured and could not be. The message says why, to a person."""
+
+
+class HeldBack(Unmeasured):
     """An answer whose text came too late to time its tokens: ask something else."""
 
 
-class WrongAnswer(RuntimeError):
+class WrongAnswer(Unmeasured):
     """An answer that is not what was asked for: another number of tokens, or an error in the middle of it."""
 
 
-class Refused(RuntimeError):
+class Refused(Unmeasured):
     """An answer with an HTTP status of an error: `status`, the `code` of its body where it has one, and `said`."""
 
     def __init__(self, status: int, code: str, said: str) -> None:
         self.status, self.code, self.said = status, code, said
-        super().__init__(f"the server answered {status}: {said}")
+        queue = "the server's queue is full, " if status == TOO_MANY else ""
+        super().__init__(f"{queue}the server answered {status}: {said}")
+
+
+def read_json(text: bytes) -> Any:
+    """Raises WrongAnswer."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise WrongAnswer(f"the server answered what is no JSON: {text[:80]!r}") from None
 
 
 def refused(response: http.client.HTTPResponse) -> Refused:
@@ -170,7 +185,7 @@ class _Heard:
         """Raises WrongAnswer for an error that comes as an event."""
         if not line.startswith(b"data: {"):
             return
-        event = json.loads(line[6:])
+        event = read_json(line[6:])
         if error := event.get("error"):
             raise WrongAnswer(f"the answer broke off: {error.get('message', error)}")
         if event.get("choices"):
@@ -190,7 +205,7 @@ class _Heard:
             first,
             self._arrived[-1][0],
             max_tokens,
-            int(self._usage["prompt_tokens"]),
+            int(self._usage.get("prompt_tokens") or 0),
             first_tokens,
             tuple(self._arrived) if counted else (),
             self._draft,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from homeserve.bench.client import Refused, Target
+from homeserve.bench.client import Refused, Target, Unmeasured
 
 ROUTE = "/v1/homeserve/flip"
 LAYOUTS = ("tensor", "pipeline")
@@ -18,7 +18,7 @@ MIB = 1 << 20
 Record = Mapping[str, Any]
 
 
-class FlipFailed(RuntimeError):
+class FlipFailed(Unmeasured):
     """A flip was refused, or given up."""
 
 

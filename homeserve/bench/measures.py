@@ -5,7 +5,7 @@ Throughputs are tokens per second (more is better); times and memory are better 
 
 from __future__ import annotations
 
-from homeserve.bench.client import HeldBack, Target, Timing, complete, complete_at_once, total_tok_s
+from homeserve.bench.client import HeldBack, Target, Timing, Unmeasured, complete, complete_at_once, total_tok_s
 from homeserve.bench.prompts import Prompts
 
 SHORT_PROMPT = 8
@@ -16,7 +16,7 @@ DRAWS = 8
 """Prompts that are tried where a server holds text back."""
 
 
-class NotComputed(RuntimeError):
+class NotComputed(Unmeasured):
     """A prompt of which the server had a part in its cache: reading it was no prefill."""
 
 

@@ -1,10 +1,9 @@
-"""Where a figure comes from: on which commit, day and processor, and how busy the machine was."""
+"""Where a figure comes from: on which commit and day, and how busy the machine was."""
 
 from __future__ import annotations
 
 import datetime
 import os
-import platform
 import subprocess
 from dataclasses import dataclass
 from functools import cache
@@ -18,14 +17,6 @@ QUIET_SHARE, QUIET_LEAST = 0.25, 0.5
 
 def today() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
-
-
-def cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    for line in info.read_text().splitlines() if info.exists() else []:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 @cache

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from homeserve.bench.client import Target, complete
+from homeserve.bench.client import Target, Unmeasured, complete
 from homeserve.bench.prompts import Prompts
 
 PROMPT = 8
@@ -28,8 +28,12 @@ STUCK_S = 3.0
 SETTLE_S = 0.5
 
 
-class StepFailed(RuntimeError):
+class StepFailed(Unmeasured):
     """The window was not one of decoding alone."""
+
+
+class StreamsEnded(StepFailed):
+    """Some were over before the window was."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +72,10 @@ def step(target: Target, pid: int, streams: int, prompts: Prompts, answer: int, 
 
 
 def per_plan(before: Reading, after: Reading, streams: int) -> tuple[float, float]:
-    """Raises StepFailed where a stream had ended, or nothing came back."""
+    """Raises StreamsEnded where a stream had ended, or nothing came back."""
     plans = after.plans - before.plans
     if after.running != streams or plans < 1:
-        raise StepFailed(f"{after.running} of {streams} streams were open at the end of a window of {plans} plans")
+        raise StreamsEnded(f"{after.running} of {streams} streams were open at the end of a window of {plans} plans")
     return 1e3 * (after.cpu_s - before.cpu_s) / plans, (after.idle_ms - before.idle_ms) / plans
 
 

@@ -21,7 +21,7 @@ from budget.page import safe
 from budget.plan import Plan, Refusal, Unknown, WishError
 from budget.question import Question
 from budget.wish import Wish
-from homeserve.commands import wishes
+from homeserve.commands import wishes, written
 from homeserve.errors import HomeserveError, SettingError
 from homeserve.settings import cache_dir, flag, options
 
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     cwd = Path.cwd()
     if args.svg is not None:
-        _check_picture(args.svg)
+        written.check("--svg", args.svg, written.PICTURE)
     settings = wishes.settings_like_up(args, environ, cwd)
     for warning in settings.warnings:
         print(f"warning: {safe(warning)}", file=sys.stderr)
@@ -289,34 +289,8 @@ def _draw(path: str, outcome: Plan | Refusal | Unknown) -> None:
         print(f"homeserve: nothing to draw: {outcome.why}", file=sys.stderr)
         return
     from budget.picture import svg
-    from homeserve.instances import write_atomically
 
-    try:
-        write_atomically(Path(path), svg(outcome))
-    except OSError as error:
-        raise _no_picture(path, error.strerror or str(error)) from None
-
-
-def _check_picture(path: str) -> None:
-    """Raises SettingError before anything is planned: of files that are there already only pictures are replaced."""
-    from homeserve.instances import target_of
-
-    if not path.strip() or "\0" in path:
-        raise SettingError("--svg: is no name of a file", field="svg", fix="name the file that shall be drawn")
-    try:
-        real = target_of(Path(path))
-        if not real.exists():
-            return
-        with open(real, "rb") as file:
-            start = file.read(256).lstrip(b"\xef\xbb\xbf \r\n\t")
-    except OSError as error:
-        raise _no_picture(path, error.strerror or str(error)) from None
-    if start and not start.startswith((b"<svg", b"<?xml", b"<!--")):
-        raise _no_picture(path, "there is a file that is no picture, and it is not replaced")
-
-
-def _no_picture(path: str, why: str) -> SettingError:
-    return SettingError(f"--svg: {path}: {why}", field="svg", fix="name a new file in a folder that can be written")
+    written.write("--svg", path, svg(outcome))
 
 
 def _print_json(found: Mapping[str, Any]) -> None:

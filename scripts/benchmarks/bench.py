@@ -37,7 +37,8 @@ from report import MACHINE, OURS, Sample, SampleFile, report, table
 from servers import Server, homeserve, is_homeserve, llama_server, peer_isa, peer_version, realtime
 from subjects import SUBJECTS, Work, folder, work
 
-from homeserve.bench.origin import cpu_name, today
+from budget.host import read_cpu
+from homeserve.bench.origin import today
 from homeserve.bench.prompts import Prompts, ids_below
 from homeserve.checkpoint import gguf
 from homeserve.errors import HomeserveError
@@ -338,7 +339,7 @@ class Run:
 
     def facts(self, name: str, quant: str) -> dict[str, Any]:
         """What stands in every sample of a model."""
-        facts = {"commit": commit(), "date": today(), "command": self.command, "device": cpu_name(), "model": name}
+        facts = {"commit": commit(), "date": today(), "command": self.command, "device": read_cpu().name, "model": name}
         return facts | {"quant": quant, "threads": self.options.threads}
 
     def keeper(self, subject: RankSubject) -> rank_tests.Keep:

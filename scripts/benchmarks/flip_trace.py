@@ -25,10 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flip_simulation import REQUESTS, Call, mixed_load
+from origin import commit
 from servers import Server, homeserve
 
+from budget.host import read_cpu
 from homeserve.bench.client import Timing, complete
-from homeserve.bench.origin import commit, cpu_name
 from homeserve.bench.prompts import Prompts, ids_below
 
 MODES = {
@@ -173,7 +174,9 @@ def main(argv: Sequence[str]) -> int:
             rows.append((mode, measured))
             print(f"{mode:10s} {run} {measured}", flush=True)
             if given.csv:
-                _append(given.csv, (commit(), cpu_name(), Path(given.model).stem, given.ranks, mode, run), measured)
+                _append(
+                    given.csv, (commit(), read_cpu().name, Path(given.model).stem, given.ranks, mode, run), measured
+                )
     print(f"\n{table(rows)}")
     return 0
 

@@ -89,7 +89,7 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
     ("argv", "words"),
     [
         (["upp"], "upp: no such command; did you mean up?"),
-        (["bench"], "bench: this version does not have this command"),
+        (["bench", "--tests", "pp512,tg"], "--tests: 'tg' is no test"),
         (["up", "--prot", "1"], "--prot: no such flag; did you mean --port?"),
         (["up", "--port", "x"], "--port: expected a whole number"),
         (["down", "--port", "1", "--all"], "not allowed with argument --port"),
