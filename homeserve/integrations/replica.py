@@ -95,10 +95,6 @@ class Replica:
             if answer.status != 200:
                 raise ServerGone(f"replica {self._id}: /health answers {answer.status}")
 
-    async def processes(self) -> tuple[int, int]:
-        """Process ids of the actor and of its server, for tests and for who looks for them."""
-        return os.getpid(), self._server.pid
-
     def __del__(self) -> None:
         """Called by Ray when the last request has ended. Where `__init__` failed there may be no server."""
         server: ServerProcess | None = getattr(self, "_server", None)

@@ -63,6 +63,7 @@ class ServerProcess:
             errors="replace",
             env=dict(environ),
             cwd=self._folder,  # a homeserve.toml of wherever the parent stands is not meant
+            start_new_session=True,  # Ray kills the process group of an actor that died; the server has to drain
         )
         self._relay = threading.Thread(target=self._watch, args=(self._process,), name="homeserve", daemon=True)
         self._relay.start()
