@@ -21,6 +21,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import NamedTuple, Protocol
 
+import psutil
+
 from homeserve.bench import flips, measures, steps, subject
 from homeserve.bench.client import Target, Unmeasured, complete
 from homeserve.bench.document import Row
@@ -294,16 +296,19 @@ class Run:
                 raise
         finally:
             # Interrupted: what is known of it is a row, and what is not is none.
+            done = len(next(iter(values.values())))
+            if why == INTERRUPTED:
+                why = f"{INTERRUPTED} after {done} of {self._repeat} runs" if done else None
             for name, figure in figures.items():
-                if values[name] or why != INTERRUPTED:
+                if values[name] or why is not None:
                     self._keep(figure, values[name], why)
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
-        """Raises WentAway for a connection that breaks or is refused."""
+        """Raises WentAway for a connection that breaks or is refused, and for processes that are gone."""
         try:
             yield
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, psutil.Error) as error:
             url = self._host.target.url
             raise WentAway(f"{url}: the server went away: {str(error) or type(error).__name__}", field="url") from None
 

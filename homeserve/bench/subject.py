@@ -16,6 +16,7 @@ from homeserve.bench.client import Refused, Target, Unmeasured, WrongAnswer
 
 STATUS = "/v1/homeserve/status"
 NO_ROUTE = (404, 405, 501)
+LOADED = "loaded"
 NOT_OURS = "it is no homeserve: it has no /v1/homeserve/status"
 ENGINES = {"llamacpp": "llama-server", "homeserve": "homeserve", "vllm": "vllm"}
 """What an engine is called, by the owner that it says its models have."""
@@ -60,7 +61,7 @@ class Subject:
         return self.several and self.flip in ("auto", "manual")
 
     def as_json(self) -> dict[str, Any]:
-        names = ("version", "arch", "context", "size_bytes", "params", "backend", "threads", "ranks", "flip")
+        names = ("arch", "context", "size_bytes", "params", "backend", "threads", "ranks", "flip")
         return {"id": self.model} | {name: getattr(self, name) for name in names} | {"devices": list(self.devices)}
 
 
@@ -73,6 +74,9 @@ def read(target: Target, *, here: bool) -> Subject:
         raise Unmeasured(f"it has no model {target.model!r}; there is: {', '.join(ids)}")
     chosen = next((each for each in models if each["id"] == target.model), None) or _first(models)
     target.model = str(chosen["id"])
+    if _state(chosen) not in (None, LOADED):
+        # Of several models, one that comes in with the first request for it.
+        target.post("/v1/completions", {"model": target.model, "prompt": "a", "max_tokens": 1})
     told = status(target)
     if told is None:
         subject = _other(chosen)
@@ -90,7 +94,7 @@ def status(target: Target) -> Mapping[str, Any] | None:
     try:
         told = target.get(f"{STATUS}?model={quote(target.model or '', safe='')}")
     except Refused as error:
-        if error.status in NO_ROUTE:
+        if error.status in NO_ROUTE and error.code != "model_not_found":
             return None
         raise
     except WrongAnswer:  # a page for people, as some servers give for every path
@@ -129,7 +133,12 @@ def _models(target: Target) -> Sequence[Mapping[str, Any]]:
 
 def _first(models: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """A model that is in, where the server says which are."""
-    return next((each for each in models if (each.get("homeserve") or {}).get("state") == "loaded"), models[0])
+    return next((each for each in models if _state(each) == LOADED), models[0])
+
+
+def _state(model: Mapping[str, Any]) -> str | None:
+    """None of a server that does not say."""
+    return (model.get("homeserve") or {}).get("state")
 
 
 def _ours(told: Mapping[str, Any], size: int | None, params: int | None) -> Subject:

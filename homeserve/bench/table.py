@@ -48,7 +48,7 @@ class Table:
             lines += textwrap.wrap(told, self._width)
         names = [*(name.ljust(width) for name, _, width in self._columns), "test".ljust(self._test)]
         line = " ".join([*names, "median ± spread".rjust(RESULT)])
-        return [*lines, self._style.paint(line, "head") if self._fits(line) else line.rstrip()]
+        return [*lines, self._style.paint(line if self._fits(line) else "test, median ± spread", "head")]
 
     def row(self, row: Row) -> list[str]:
         """One line; where there is no result, or not all of it, also why."""

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from http.client import HTTPException
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
@@ -105,12 +106,12 @@ class Bench:
 
     def go(self) -> int:
         """The exit code. What is known when it ends, however it ends, is written."""
-        about = _look(self._host)
+        about, prompts = _look(self._host)
         if self._host.here and not self._load.quiet:
             load = f"load average {self._load.load_average:.1f} on {self._load.cores} cores"
             self._told.note(f"the machine is busy ({load}): figures are lower than on a quiet one, and vary more")
         self._told.begin(about, labels(self._tests, about), _cpu_name() if self._host.here else None)
-        made = Run(self._host, about, self._prompts(), self._repeat, self._told, time.monotonic)
+        made = Run(self._host, about, prompts, self._repeat, self._told, time.monotonic)
         whole = False
         try:
             made.go(self._tests)
@@ -122,14 +123,6 @@ class Bench:
             self._told.end()
             self._write(made, about, whole)
         return 0
-
-    def _prompts(self) -> Prompts | Unmeasured:
-        # Drawn anew for each run of the command: a prompt that the server has met before would be read from its cache.
-        source = random.Random()
-        try:
-            return Prompts(source, token_ids(self._host.target, source))
-        except Unmeasured as error:
-            return error
 
     def _write(self, made: Run, about: Subject, whole: bool) -> None:
         args = self._args
@@ -286,11 +279,13 @@ def _address(url: str) -> str:
     return bare
 
 
-def _look(host: Temporary | Running) -> Subject:
-    """What the server tells of itself. Raises SettingError where it does not answer, or not to us."""
+def _look(host: Temporary | Running) -> tuple[Subject, Prompts | Unmeasured]:
+    """What the server tells of itself, and prompts for it, or why there are none. Raises SettingError where it does not
+    answer, or not to us."""
     url = host.target.url
     try:
-        return read(host.target, here=host.here)
+        about = read(host.target, here=host.here)
+        return about, _prompts(host.target)
     except Refused as error:
         if error.status in (401, 403):
             said = "wants an API key" if host.target.key is None else f"refuses this API key: {error.said}"
@@ -298,9 +293,18 @@ def _look(host: Temporary | Running) -> Subject:
         raise SettingError(f"{url}: {error}", field="url", fix="see homeserve ps") from None
     except Unmeasured as error:
         raise SettingError(f"{url}: {error}", field="url", fix="name a server with an OpenAI API") from None
-    except OSError as error:
-        what = f"{url}: no server answers: {error.strerror or error}"
+    except (OSError, HTTPException) as error:
+        what = f"{url}: no server answers: {getattr(error, 'strerror', None) or error or type(error).__name__}"
         raise SettingError(what, field="url", fix="see homeserve ps") from None
+
+
+def _prompts(target: Target) -> Prompts | Unmeasured:
+    # Drawn anew for each run of the command: a prompt that the server has met before would be read from its cache.
+    source = random.Random()
+    try:
+        return Prompts(source, token_ids(target, source))
+    except Unmeasured as error:
+        return error
 
 
 # ------------------------------------------------------------------------------------------------------ of the machine
