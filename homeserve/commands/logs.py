@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,11 +51,11 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         print(f"note: no such server runs; this is the log of the last one: {path}", file=sys.stderr)
     show = _as_json if args.json else _as_text
     try:
-        follower = log_files.Follower(path) if args.follow else None
-        for line in log_files.last_lines(path, lines):
-            show(line)
-        if follower is not None and instance is not None:
-            follow(follower, lambda: is_alive(instance), show)
+        with closing(log_files.Follower(path)) as follower:
+            for line in log_files.last_lines(path, lines):
+                show(line)
+            if args.follow and instance is not None:
+                follow(follower, lambda: is_alive(instance), show)
     except OSError as error:
         if error.filename is None:
             raise  # stdout
