@@ -111,7 +111,7 @@ class Ingress:
         _put_headers(response, head)
         return response
 
-    async def _rest(self, path: str, first: bytes, stream: Any) -> AsyncIterator[bytes]:
+    async def _rest(self, target: str, first: bytes, stream: Any) -> AsyncIterator[bytes]:
         """What is left of a stream. It can no longer be asked for again: a loss becomes its last event."""
         try:
             yield first
@@ -119,16 +119,16 @@ class Ingress:
                 yield piece
         except self._lost as error:
             log.warning("a replica was lost in the middle of a stream: %s", error)
-            yield lost_event(path)
+            yield lost_event(target)
         finally:
             stream.cancel()
 
 
-def lost_event(path: str) -> bytes:
+def lost_event(target: str) -> bytes:
     """The last event of a stream that was cut, in the shape of its route."""
     from homeserve.server.messages_errors import is_messages, messages_error
 
-    error = ReplicaLost()
+    error, path = ReplicaLost(), target.partition("?")[0]
     if is_messages(path):
         return b"event: error\ndata: " + msgspec.json.encode(messages_error(error, "")) + b"\n\n"
     if path.startswith("/v1/responses"):
