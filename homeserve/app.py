@@ -167,6 +167,8 @@ class App:
 
     def _on_models(self) -> None:
         """Other models are in than before."""
+        for hear in self.context.on_models:
+            hear()
         if self._state is State.READY:
             self._write_record("ready", ", ".join(each.model.id for each in self._models.loaded))
 

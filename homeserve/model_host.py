@@ -82,6 +82,8 @@ class _Hosted:
         """One life at a time."""
         self.task: asyncio.Task[None] | None = None
         """What is being done to bring it in."""
+        self.watch: asyncio.Task[None] | None = None
+        """Waits for its engine to give up, as long as it is in."""
 
     @property
     def name(self) -> str:
@@ -423,7 +425,7 @@ class ModelHost:
     def _in(self, hosted: _Hosted, loaded: Loaded) -> None:
         hosted.info = loaded.model
         gc.freeze()  # what a load made stays for long: collections while serving need not walk through it
-        self._spawn(self._watch(hosted, loaded))
+        hosted.watch = self._spawn(self._watch(hosted, loaded))
         self._do(self._residency.loaded(hosted.key, self._clock()))
         self._on_change()
 
@@ -444,9 +446,9 @@ class ModelHost:
             if hosted.resident is not None:
                 await hosted.resident.drain(self._settings.drain_timeout_s if cut else 0.0, self._hurry)
             await self._drop(hosted)
+        self._on_change()
         await asyncio.to_thread(_give_back)
         self._do(self._residency.unloaded(hosted.key, self._clock()))
-        self._on_change()
 
     async def _discard(self, hosted: _Hosted) -> None:
         """What was opened is not loaded."""
@@ -455,7 +457,9 @@ class ModelHost:
                 await self._drop(hosted)
 
     async def _drop(self, hosted: _Hosted) -> None:
-        resident, hosted.resident = hosted.resident, None
+        if hosted.watch is not None:
+            hosted.watch.cancel()
+        resident, hosted.resident, hosted.watch = hosted.resident, None, None
         if resident is not None:
             await _whole(resident.stop())
 

@@ -148,6 +148,8 @@ class ServerContext:
     load: Callable[[], LoadProgress]
     models: Models
     corridor: CorridorSampler | None = None
+    on_models: list[Callable[[], None]] = field(default_factory=list)
+    """Who wants to hear when other models are in than before; whoever keeps one that is out, keeps its memory."""
     still_takes: Callable[[], bool] = lambda: False
     """While draining: whether requests are still taken (`--drain-delay-s`)."""
     started: float = field(default_factory=time.time)

@@ -40,6 +40,7 @@ class Parts:
     def __post_init__(self) -> None:
         settings = self.context.settings
         self.metrics = Metrics(compat=frozenset({settings.metrics_compat}))
+        self.context.on_models.append(lambda: self.metrics.past.see(self.context.loaded))
         self.request_log = RequestLog(settings.log_requests)
         self.limits = RateLimiter(settings.rate_limit_requests, settings.rate_limit_tokens, time.monotonic)
 

@@ -30,7 +30,7 @@ MIB = 1 << 20
 COUNTER = Path(__file__).parents[1] / "data" / "counter.gguf"
 GROUP_MIB = 640
 """Holds one model with the large pool (some 420 MiB) and a small one, and not two large ones."""
-LARGE = 'kv_tokens = 131072\ncontext = 4096\nkv_type = "f16"\ndraft = "off"'
+LARGE = 'kv_tokens = 163840\ncontext = 4096\nkv_type = "f16"\ndraft = "off"'
 SMALL = "kv_tokens = 2048\ncontext = 1024"
 COUNTING = " 6 7 8 9"
 
@@ -214,7 +214,7 @@ def test_under_load_an_unload_waits_or_refuses(models: Models, limited_group: An
 
 def test_what_does_not_fit_is_refused_and_the_others_stay(models: Models, limited_group: Any) -> None:
     group = limited_group(GROUP_MIB * MIB)
-    toml = entries(first=SMALL, large=LARGE, second=SMALL, huge=LARGE.replace("131072", "524288"))
+    toml = entries(first=SMALL, large=LARGE, second=SMALL, huge=LARGE.replace("163840", "655360"))
     run = models.serve(toml, "--floor-mib", "16", inside=group.inside)
     status, told = ask(run, "huge")
     assert status == 507 and told["error"]["code"] == "does_not_fit", told
@@ -327,6 +327,23 @@ def test_one_model_loses_its_worker_and_the_other_answers(models: Models, smollm
     run.send(signal.SIGTERM)
     assert run.wait() == 0, run.err
     assert run.left_behind() == []
+
+
+def test_a_model_that_gives_up_has_failed_and_the_server_lives(models: Models) -> None:
+    """The file of one goes away, and then its worker does, which does not come up again."""
+    lost = models.folder / "lost.gguf"
+    shutil.copy(COUNTER, lost)
+    run = models.serve(entries(stays=SMALL) + f'\n[[models]]\nid = "lost"\npath = "{lost}"\n{SMALL}')
+    assert ask(run, "lost")[0] == 200
+    lost.unlink()
+    os.kill(run.get("/v1/homeserve/status?model=lost")[1]["ranks"][0]["pid"], signal.SIGKILL)
+    wait_until("it gives up", lambda: states(run)["lost"] == "failed")
+    assert "lost.gguf" in of_status(run, "lost")["reason"]
+    assert ask(run, "stays")[0] == 200
+    assert ask(run, "lost")[1]["error"]["code"] == "model_load_failed"
+    shutil.copy(COUNTER, lost)
+    assert ask(run, "lost")[0] == 200
+    end(run)
 
 
 def test_a_load_under_way_is_ended_by_ctrl_c_and_leaves_nothing(models: Models) -> None:
