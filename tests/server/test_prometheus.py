@@ -62,6 +62,8 @@ class Prometheus:
             with urllib.request.urlopen(url, timeout=WITHIN_S) as answer:
                 told = json.load(answer)
         except urllib.error.HTTPError as error:
+            if error.code == 503:
+                raise  # it is starting
             with error:
                 raise AssertionError(f"{query}: {error.read().decode()}") from None
         assert told["status"] == "success", told
