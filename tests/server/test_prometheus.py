@@ -184,6 +184,7 @@ def load(made: Prometheus) -> None:
         open_ones = [pool.submit(count, start) for start in range(0, 400, 100)]
         wait_until("tokens", lambda: made.status["tokens"]["generated"] > 50)
         flip("tensor")
+        count(500)
         flip("pipeline")
         for each in open_ones:
             each.result(WITHIN_S)
@@ -225,8 +226,8 @@ def test_it_agrees_with_the_status(scraped: Any) -> None:
         return float(only)
 
     assert value("homeserve_prompt_tokens_total") == status["tokens"]["prompt"] > 0
-    assert value("homeserve_generation_tokens_total") == status["tokens"]["generated"] >= 2500
-    assert value('homeserve_requests_total{result="finished"}') == status["requests"]["finished"] == 5
+    assert value("homeserve_generation_tokens_total") == status["tokens"]["generated"] >= 3000
+    assert value('homeserve_requests_total{result="finished"}') == status["requests"]["finished"] == 6
     assert value("homeserve_requests_running") == value("homeserve_requests_waiting") == 0
     assert value("homeserve_epoch") == status["epoch"] >= 2
     assert value('sum(homeserve_flips_total{result="committed",cause="request"})') == status["flip"]["committed"] == 2
