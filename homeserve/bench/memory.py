@@ -7,6 +7,9 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
+ProcessError = psutil.Error
+"""What is raised for a process that is gone, or somebody else's."""
+
 
 def memory_mib(pid: int) -> float:
     """Proportional set size of the whole process tree: shared pages count once over all who share them."""

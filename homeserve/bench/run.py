@@ -21,12 +21,10 @@ from dataclasses import asdict
 from functools import partial
 from typing import NamedTuple, Protocol
 
-import psutil
-
 from homeserve.bench import flips, measures, steps, subject
 from homeserve.bench.client import Target, Unmeasured, complete
 from homeserve.bench.document import Row
-from homeserve.bench.memory import memory_mib
+from homeserve.bench.memory import ProcessError, memory_mib
 from homeserve.bench.names import Test
 from homeserve.bench.prompts import Prompts
 from homeserve.bench.spread import spread
@@ -308,7 +306,7 @@ class Run:
         """Raises WentAway for a connection that breaks or is refused, and for processes that are gone."""
         try:
             yield
-        except (OSError, http.client.HTTPException, psutil.Error) as error:
+        except (OSError, http.client.HTTPException, ProcessError) as error:
             url = self._host.target.url
             raise WentAway(f"{url}: the server went away: {str(error) or type(error).__name__}", field="url") from None
 

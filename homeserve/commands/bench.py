@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 from homeserve import settings as table
 from homeserve.bench import document, names, origin
 from homeserve.bench.client import Refused, Target, Unmeasured
+from homeserve.bench.machine import Machine, examine
 from homeserve.bench.names import Test
 from homeserve.bench.prompts import Prompts
 from homeserve.bench.run import STREAMS, Run, WentAway, labels
@@ -76,12 +77,16 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             written.check(flag(name), path, kind)
     out = sys.stderr if args.json == STDOUT else sys.stdout
     told = Told(out, sys.stderr, environ)
-    load = origin.quietness(_cores())
     with ExitStack() as stack:
         stack.enter_context(_interruptible())
         try:
-            host = _host(args, tests, environ, stack, told)
-            return Bench(args, tests, repeat, told, host, load).go()
+            host = _running(args, environ) if args.url is not None else _temporary(args, tests, environ, told)
+            machine = examine() if host.here else None
+            if isinstance(host, Temporary):
+                stack.callback(host.stop)
+                told.note("starting a temporary server …", keep=False)
+                host.restart()
+            return Bench(args, tests, repeat, told, host, machine).go()
         except KeyboardInterrupt:
             told.note("interrupted: what is above is what was measured")
             return INTERRUPTED
@@ -99,18 +104,19 @@ class Bench:
         repeat: int,
         told: Told,
         host: Temporary | Running,
-        load: origin.Quiet,
+        machine: Machine | None,
     ) -> None:
         self._args, self._tests, self._repeat = args, tests, repeat
-        self._told, self._host, self._load = told, host, load
+        self._told, self._host, self._machine = told, host, machine
 
     def go(self) -> int:
         """The exit code. What is known when it ends, however it ends, is written."""
         about, prompts = _look(self._host)
-        if self._host.here and not self._load.quiet:
-            load = f"load average {self._load.load_average:.1f} on {self._load.cores} cores"
+        machine = self._machine
+        if machine is not None and not machine.load.quiet:
+            load = f"load average {machine.load.load_average:.1f} on {machine.load.cores} cores"
             self._told.note(f"the machine is busy ({load}): figures are lower than on a quiet one, and vary more")
-        self._told.begin(about, labels(self._tests, about), _cpu_name() if self._host.here else None)
+        self._told.begin(about, labels(self._tests, about), machine.words() if machine is not None else None)
         made = Run(self._host, about, prompts, self._repeat, self._told, time.monotonic)
         whole = False
         try:
@@ -140,17 +146,17 @@ class Bench:
             written.write("--svg", args.svg, document.picture(f"{about.model}, {about.engine}", made.rows))
 
     def _facts(self, about: Subject) -> dict[str, Any]:
-        here = self._host.here
-        device = {"cpu": _cpu_name() if here else None, "isa": about.isa, "cores": _cores() if here else None}
+        machine = self._machine
+        device = {name: getattr(machine, name, None) for name in ("cpu", "cores", "read_gb_s")}
         return {
             "commit": about.commit or (origin.commit() if isinstance(self._host, Temporary) else None),
             "date": origin.today(),
             "command": _command(self._args),
             "version": about.version,
-            "device": device | {"read_gb_s": None},
+            "device": device | {"isa": about.isa},
             "model": about.as_json(),
             "repeat": self._repeat,
-            "load": self._load.as_json() if here else None,
+            "load": machine.load.as_json() if machine is not None else None,
             "notes": list(self._told.notes),
         }
 
@@ -193,11 +199,8 @@ class Running:
         raise Unmeasured("the server at --url runs already: without --url a temporary one is started")
 
 
-def _host(
-    args: argparse.Namespace, tests: Sequence[Test], environ: Mapping[str, str], stack: ExitStack, told: Told
-) -> Temporary | Running:
-    if args.url is not None:
-        return _running(args, environ)
+def _temporary(args: argparse.Namespace, tests: Sequence[Test], environ: Mapping[str, str], told: Told) -> Temporary:
+    """Not yet started. Raises SettingError."""
     given = next((name for name in REFUSED_FLAGS if getattr(args, name, None)), None)
     if given is not None:
         what = f"{flag(given)}: the temporary server has its own"
@@ -207,13 +210,9 @@ def _host(
     settings = table.check_together(table.resolve(args, environ, os.getcwd()))
     key = first_key(settings.api_key_file, environ)
     own = _own_flags(settings, tests)
-    host = Temporary(settings.model, [*_flags(args), *own], Target(engine="homeserve", key=key))
-    stack.callback(host.stop)
-    for name in own[::2]:
-        told.note(f"the temporary server has {name} {own[own.index(name) + 1]}: a test needs it")
-    told.note("starting a temporary server …", keep=False)
-    host.restart()
-    return host
+    for name, value in zip(own[::2], own[1::2], strict=True):
+        told.note(f"the temporary server has {name} {value}: a test needs it")
+    return Temporary(settings.model, [*_flags(args), *own], Target(engine="homeserve", key=key))
 
 
 def _own_flags(settings: Settings, tests: Sequence[Test]) -> list[str]:
@@ -307,19 +306,7 @@ def _prompts(target: Target) -> Prompts | Unmeasured:
         return error
 
 
-# ------------------------------------------------------------------------------------------------------ of the machine
-
-
-def _cpu_name() -> str:
-    from budget.host import read_cpu
-
-    return read_cpu().name
-
-
-def _cores() -> int:
-    from budget.host import read_cpu
-
-    return read_cpu().usable
+# --------------------------------------------------------------------------------------------------------- the command
 
 
 def _command(args: argparse.Namespace) -> str:

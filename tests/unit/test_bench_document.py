@@ -12,7 +12,9 @@ import pytest
 
 from budget.page import Style
 from homeserve.bench.document import Row, as_csv, document, from_csv, picture
+from homeserve.bench.machine import Machine
 from homeserve.bench.origin import Quiet
+from homeserve.bench.reading import read_gb_s, size_for
 from homeserve.bench.spread import spread
 from homeserve.bench.subject import Subject
 from homeserve.bench.table import Table
@@ -130,3 +132,14 @@ def test_a_machine_is_quiet_up_to_a_quarter_of_its_cores() -> None:
     assert Quiet(0.4, 1).quiet and Quiet(3.9, 16).quiet
     assert not Quiet(0.6, 2).quiet and not Quiet(4.1, 16).quiet
     assert Quiet(4.126, 16).as_json() == {"quiet": False, "load_average": 4.13, "cores": 16}
+
+
+def test_reading_is_measured_with_real_memory_where_there_is_room() -> None:
+    assert 0.01 < read_gb_s(2, 1 << 20) < 10_000
+    assert [size_for(free << 20) for free in (100, 1000, 1 << 20)] == [None, 250 << 20, 512 << 20]
+
+
+def test_the_machine_is_said_in_a_line() -> None:
+    machine = Machine("a CPU", 2, Quiet(0.1, 2), 27.44)
+    assert machine.words() == "a CPU, 2 cores, reads 27 GB/s"
+    assert Machine("a CPU", 1, Quiet(0.1, 1), None).words() == "a CPU, 1 core"
