@@ -45,6 +45,7 @@ KEPT_VARIABLES = (
     "ROCR_VISIBLE_DEVICES",
     "XDG_CACHE_HOME",
     "XDG_CONFIG_HOME",
+    "XDG_STATE_HOME",
 )
 """Variables of the shell that change what a server does and that are no secret: they go into the unit."""
 STOP_MARGIN_S = 10.0

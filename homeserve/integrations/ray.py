@@ -102,16 +102,16 @@ def build_app(options: Options) -> Any:
         ray_actor_options={"num_cpus": options.cpus, "num_gpus": options.gpus, "resources": options.resources},
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
-        graceful_shutdown_timeout_s=settings.drain_timeout_s + SHUTDOWN_MARGIN_S,
+        graceful_shutdown_timeout_s=settings.leaving_s + SHUTDOWN_MARGIN_S,
         request_router_config=_router(options),
     )
     ingress = serve.deployment(Ingress).options(
         name="ingress",
         max_ongoing_requests=OPEN_REQUESTS,
         ray_actor_options={"num_cpus": 0},
-        graceful_shutdown_timeout_s=settings.drain_timeout_s + SHUTDOWN_MARGIN_S,
+        graceful_shutdown_timeout_s=settings.leaving_s + SHUTDOWN_MARGIN_S,
     )
-    return ingress.bind(replicas.bind(arguments, settings.drain_timeout_s), settings.body_limit_bytes)
+    return ingress.bind(replicas.bind(arguments, settings.leaving_s), settings.body_limit_bytes)
 
 
 def _ray_serve() -> Any:
