@@ -187,6 +187,8 @@ class CorridorSampler:
             self._read = read
             self._indices = tuple(indices)
             self._corridor.set_floors(floor_bytes)
+            if self._ledger and self._ledger != flip_bytes:
+                self._peaks = RankPeaks()  # other ranks' moments are told apart from these
             self._ledger = dict(flip_bytes or {})
 
     def flip(self, step: FlipStep | None) -> None:

@@ -356,7 +356,10 @@ class ModelHost:
         assert resident is not None, "opened"
         inside = [self._plan_of(self._hosted[other]) for other in act.others]
         try:
-            leaving = await asyncio.to_thread(self._leaving, resident, inside, self._pids())
+            if act.ahead:
+                leaving: int | None = await self._beside(resident, act, self._pids())
+            else:
+                leaving = await asyncio.to_thread(self._leaving, resident, inside, self._pids())
         except BudgetError as error:
             self._do(self._residency.looked(act.look, None, said(error), self._clock()))
         except HomeserveError as error:
@@ -371,10 +374,8 @@ class ModelHost:
         box = self._read_box()
 
         def lacks(leaving: int) -> BudgetError | None:
-            assert resident.facts is not None, "opened"
             try:
-                room = _room(box, inside, inside[leaving:], pids)
-                chosen_plan(resident.settings, resident.facts, room, self._environ, [])
+                self._planned(resident, _room(box, inside, inside[leaving:], pids))
             except BudgetError as error:
                 return error
             return None
@@ -384,6 +385,29 @@ class ModelHost:
         if (error := lacks(len(inside))) is not None:
             raise error
         return next((count for count in range(1, len(inside)) if lacks(count) is None), len(inside))
+
+    async def _beside(self, resident: Resident, act: Look, pids: Sequence[int]) -> int | None:
+        """0 where this model fits beside all who are in, and the one that waits ahead of it fits afterwards."""
+        waits = self._hosted[act.ahead].resident
+        inside = [self._plan_of(self._hosted[other]) for other in act.others]
+        stay = [self._plan_of(self._hosted[other]) for other in act.others if other not in act.leaving]
+
+        def both() -> None:
+            box = self._read_box()
+            own = self._planned(resident, _room(box, inside, inside, pids))
+            if waits is not None:
+                self._planned(waits, _room(box, inside, [*stay, own], pids))
+
+        try:
+            await asyncio.to_thread(both)
+        except BudgetError:
+            return None
+        return 0
+
+    def _planned(self, resident: Resident, room: Box) -> Plan:
+        """The plan of a model that was opened, in so much of the box. Raises BudgetError. In a thread."""
+        assert resident.facts is not None, "opened"
+        return chosen_plan(resident.settings, resident.facts, room, self._environ, [])[1]
 
     def _plan_of(self, hosted: _Hosted) -> Plan | None:
         return hosted.resident.plan if hosted.resident is not None else None

@@ -18,6 +18,9 @@ served in the order in which they came, one at a time:
               the demand, so that nobody starves; they become a demand of their own, behind this one
     loading   it comes in, whoever still waits for it
 
+While one is clearing, the next one in the queue may overtake it, if it fits beside everybody who is in and the one that
+waits will still fit afterwards: so who waits for a busy model is in nobody's way.
+
 What would not fit even alone is refused before anybody had to leave. A ticket that has waited `wait_s` for others to
 leave is refused; so is one too many (`waiting_max`).
 
@@ -98,11 +101,17 @@ class Open:
 @dataclass(frozen=True)
 class Look:
     """Find out how many of `others`, from the first on, have to leave before `key` fits; to be answered by `looked`
-    with this `look`, or by `load_failed`."""
+    with this `look`, or by `load_failed`.
+
+    With `ahead`: whether it fits beside all of `others` (0, else None), and `ahead` beside it when those in `leaving`
+    have left.
+    """
 
     key: str
     others: tuple[str, ...]
     look: int
+    ahead: str = ""
+    leaving: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -158,6 +167,9 @@ class Demand:
     closed: tuple[str, ...] = ()
     """Who gets no new lease ahead of it."""
     look: int = 0
+    overtakes: bool = False
+    passed: bool = False
+    """It cannot overtake as things are."""
 
     @property
     def wanted(self) -> bool:
@@ -180,10 +192,10 @@ class Residency:
 
     def ask(self, key: str, ticket: int, now: float) -> list[Act]:
         """A request wants a lease of `key`."""
-        if self._draining:
-            return [Refuse(ticket, key, Why.DRAINING)]
         if self._is_open(key):
             return [self._grant(ticket, key, now)]
+        if self._draining:
+            return [Refuse(ticket, key, Why.DRAINING)]
         if self.waiting >= self._waiting_max:
             return [Refuse(ticket, key, Why.FULL)]
         self._demand(key, now).tickets[ticket] = now
@@ -254,6 +266,11 @@ class Residency:
         demand = next((each for each in self._demands if each.look == look and each.stage is Stage.LOOKING), None)
         if demand is None:
             return []
+        if demand.overtakes and leaving is None:
+            demand.stage, demand.overtakes, demand.passed = Stage.QUEUED, False, True
+            return self._advance(now)
+        if demand.overtakes:
+            return [self._load(demand), *self._advance(now)]
         if leaving is None:
             return self._fail(demand, Why.DOES_NOT_FIT, reason, now)
         demand.stage, demand.leaving = Stage.CLEARING, demand.leaving[:leaving]
@@ -264,6 +281,7 @@ class Residency:
         """A load has ended, and the model is in."""
         entry = self.entries[key]
         entry.state, entry.reason, entry.last_used = ModelState.LOADED, "", now
+        self._others_are_in()
         return self._advance(now)
 
     def load_failed(self, key: str, reason: str, now: float, *, why: Why = Why.FAILED) -> list[Act]:
@@ -288,6 +306,7 @@ class Residency:
         entry.state, entry.reason, entry.ended_by = (
             (ModelState.UNLOADED, "", None) if entry.ended_by is None else (ModelState.FAILED, entry.ended_by, None)
         )
+        self._others_are_in()
         self._look_again(key)  # perhaps nobody else has to leave any more
         return self._advance(now)
 
@@ -354,14 +373,22 @@ class Residency:
 
     def _head(self) -> Demand | None:
         """The demand whose turn it is: the one that is past the queue, else the first in it."""
-        going = next((demand for demand in self._demands if demand.stage in _GOING), None)
-        return going or next((demand for demand in self._demands if demand.stage is Stage.QUEUED), None)
+        going = sorted((each for each in self._demands if each.stage in _GOING), key=lambda each: each.overtakes)
+        return going[0] if going else next((each for each in self._demands if each.stage is Stage.QUEUED), None)
+
+    def _others_are_in(self) -> None:
+        """Whoever could not overtake may be able to now."""
+        for demand in self._demands:
+            demand.passed = False
+
+    def _overtaking(self) -> bool:
+        return any(each.overtakes for each in self._demands)
 
     def _look_again(self, key: str) -> None:
         """Something has changed at `key` while a demand waits for others. Whoever was closed for it stays so meanwhile,
         and `key` too: what is idle now is idle when the answer comes."""
         head = self._head()
-        if head is not None and head.stage is Stage.CLEARING and key not in head.leaving:
+        if head is not None and head.stage is Stage.CLEARING and key not in head.leaving and not self._overtaking():
             head.stage, head.closed = Stage.QUEUED, (*head.leaving, key)
 
     def _demand_of(self, key: str) -> Demand | None:
@@ -400,7 +427,10 @@ class Residency:
                 demand.stage, self.entries[demand.key].state = Stage.OPENING, ModelState.LOADING
                 acts.append(Open(demand.key))
         head = self._head()
-        return acts if head is None else acts + self._step(head)
+        if head is None:
+            return acts
+        acts += self._step(head)
+        return acts + self._overtake(head) if head.stage is Stage.CLEARING else acts
 
     def _step(self, head: Demand) -> list[Act]:
         """What the demand whose turn it is needs now."""
@@ -414,10 +444,24 @@ class Residency:
         acts: list[Act] = [
             self._unload(other) for other in others if other.state is ModelState.LOADED and not other.leases
         ]
-        if not any(self._is_in(other) for other in others):
-            head.stage, self.entries[head.key].reason = Stage.LOADING, ""
-            acts.append(Load(head.key))
+        if not any(self._is_in(other) for other in others) and not self._overtaking():
+            acts.append(self._load(head))
         return acts
+
+    def _load(self, demand: Demand) -> Load:
+        demand.stage, self.entries[demand.key].reason = Stage.LOADING, ""
+        return Load(demand.key)
+
+    def _overtake(self, head: Demand) -> list[Act]:
+        """Somebody looks whether the next one in the queue can come in beside those that are in."""
+        queue = [each for each in self._demands if each.stage is Stage.QUEUED and not each.passed]
+        able = (each for each in queue if each.key not in head.leaving)  # it has just made room for the one that waits
+        demand = None if self._overtaking() else next(able, None)
+        if demand is None:
+            return []
+        self._looks += 1
+        demand.stage, demand.overtakes, demand.look, demand.leaving = Stage.LOOKING, True, self._looks, ()
+        return [Look(demand.key, self._others(demand.key), demand.look, head.key, head.leaving)]
 
     def _others(self, key: str) -> tuple[str, ...]:
         """Those that are in, in the order in which they have to leave."""

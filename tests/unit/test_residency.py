@@ -113,6 +113,10 @@ class World:
             self.do(self.machine.unloaded(act.key, self.now))
 
     def leaving(self, act: Look) -> int | None:
+        if act.ahead:
+            beside = self.sizes[act.key] + sum(self.sizes[key] for key in act.others)
+            gone = sum(self.sizes[key] for key in act.leaving if key in act.others)
+            return 0 if max(beside, beside - gone + self.sizes[act.ahead]) <= self.budget else None
         for count in range(len(act.others) + 1):
             if self.sizes[act.key] + sum(self.sizes[key] for key in act.others[count:]) <= self.budget:
                 return count
@@ -321,6 +325,37 @@ def test_a_second_look_when_somebody_else_has_left() -> None:
     world.end(ticket)
     assert waits in world.held, "b was idle then, and it was enough"
     assert busy in world.held
+
+
+def test_who_fits_overtakes_one_that_waits_for_a_busy_model() -> None:
+    world = World({"a": 3, "b": 3, "c": 1}, 5)
+    busy, waits, small = world.ask("a"), world.ask("b"), world.ask("c")
+    assert small in world.held and waits in world.waits, "beside a it fits, and beside b too"
+    assert world.inside == {"a", "c"}
+    world.end(busy)
+    assert waits in world.held and world.inside == {"b", "c"}
+
+
+def test_one_at_a_time_overtakes_and_only_while_there_is_room() -> None:
+    world = World({"a": 3, "b": 3, "c": 1, "d": 2}, 5)
+    busy = world.ask("a")
+    waits = world.ask("b")
+    large, small = world.ask("d"), world.ask("c")
+    assert waits in world.waits and world.state("b") is ModelState.LOADING
+    assert large in world.held, "beside a it fits, and beside b too"
+    assert small in world.waits, "with it nothing fits beside a"
+    world.end(busy)
+    assert waits in world.held and world.inside == {"b", "d"}
+
+
+def test_overtaking_leaves_the_one_that_waits_its_room() -> None:
+    world = World({"a": 2, "b": 4, "c": 2}, 5)
+    busy, waits, next_one = world.ask("a"), world.ask("b"), world.ask("c")
+    assert next_one in world.waits, "beside a there is room, and then there would be none for b"
+    world.end(busy)
+    assert waits in world.held and next_one in world.waits
+    world.end(waits)
+    assert next_one in world.held
 
 
 @pytest.mark.parametrize("seed", range(60))
