@@ -75,7 +75,7 @@ class MessageShape:
         try:
             return msgspec.json.decode(part.text or "{}", type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError):
-            _log.warning("request %s: arguments of a call of %r are no JSON object", self._request_id, part.name)
+            _log.warning("request %s: arguments of a call are no JSON object", self._request_id)
             return {}
 
     # ------------------------------------------------------------------------------------------------------ events

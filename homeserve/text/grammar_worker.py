@@ -17,8 +17,6 @@ from homeserve.text.grammar_wire import Check, Checked, Setup
 from homeserve.text.helper_child import serve
 from homeserve.text.helper_wire import frame
 
-BROKE_CHARS_MAX = 400
-
 
 def main() -> int:
     """Serve until standard input ends."""
@@ -31,13 +29,12 @@ def _answers(setup: Setup) -> Callable[[bytes], bytes]:
 
 
 def checked(compiler: Compiler, asked: Check) -> Checked:
-    """A fault of ours is told to the server, which has a log."""
+    """A fault of ours is told to the server, which has a log; without its words, which may quote the grammar."""
     try:
         return compiler.check(asked)
     except Exception as error:  # noqa: BLE001  the edge of the process
         last = traceback.extract_tb(error.__traceback__)[-1]
-        said = traceback.format_exception_only(error)[-1].strip()
-        return Checked(broke=f"{said[:BROKE_CHARS_MAX]} ({last.name}, line {last.lineno})")
+        return Checked(broke=f"{type(error).__name__} ({last.name}, line {last.lineno})")
 
 
 if __name__ == "__main__":

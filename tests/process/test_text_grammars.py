@@ -356,7 +356,7 @@ def test_a_fault_in_the_check_itself_is_logged_with_its_place(
 
     monkeypatch.setattr(Compiler, "check", faulty)
     made_here = checked(Compiler(VOCAB, SPECIAL), FINE)
-    assert made_here.broke.startswith("AssertionError: a token within a mark (faulty, line ")
+    assert made_here.broke.startswith("AssertionError (faulty, line ")
 
     async def body() -> None:
         async with host() as made:
