@@ -163,7 +163,8 @@ export class MemoryBars {
 
   summary({bars, whole, name}) {
     const told = bars.map((bar) => `${bar.name} ${mib(bar.sum)} MiB`).join(", ");
-    return `Memory of ${name}: ${told}; free ${mib(whole.free)} of ${mib(whole.total)} MiB, floor ${mib(whole.floor)} MiB`;
+    const free = `free ${mib(whole.free)} of ${mib(whole.total)} MiB, floor ${mib(whole.floor)} MiB`;
+    return `Memory of ${name}: ${told}; ${free}`;
   }
 
   fillLegend(rows) {

@@ -10,9 +10,11 @@
 
 import {Ring} from "./facts.js";
 import {Flips, refusalText, underWay} from "./flips.js";
+import {Head, RANGES} from "./head.js";
 import {Corridor, Memory} from "./memory.js";
-import {Events, Head, RANGES, Ranks, Speed} from "./panels.js";
+import {Events, Ranks, Speed} from "./panels.js";
 import {openSettings} from "./settings.js";
+import {askNow} from "./watch.js";
 
 const STATUS_MS = 1000,
   BUDGET_MS = 10_000,
@@ -20,6 +22,7 @@ const STATUS_MS = 1000,
   FLIPS_MS = 15_000,
   AWAY_MAX_MS = 15_000,
   PATIENCE_MS = 10_000;
+const NOT_IN = [404, 409]; // of a model: unknown, or not loaded
 const NOTES_MAX = 32;
 const SHORTEST_S = 20; // of the time that is shown
 const RANKS_S = 5; // over which what ranks do is a mean
@@ -48,6 +51,7 @@ class Box {
     this.wake = null;
     this.due = {budget: 0, corridor: 0, flips: 0};
     this.failures = 0;
+    this.heard = null; // what the frame has last found
     this.past = []; // statuses of the last seconds
     this.state = {
       status: null,
@@ -69,6 +73,7 @@ class Box {
     this.head = new Head(
       {
         onModel: (id) => this.choose(id),
+        onLoad: (id, what) => this.load(id, what),
         onRange: (seconds) => this.setRange(seconds),
         onRetry: () => this.now(),
         onKey: () => openSettings("key"),
@@ -99,10 +104,11 @@ class Box {
     this.root.replaceChildren();
   }
 
-  // The frame has asked for the models. A key that fits now is no reason to wait.
+  // The frame asks the server, too: when it finds it again, or with a key that fits, there is no reason to wait.
   hear(known) {
     this.state.models = known.models ?? [];
-    if (this.state.away && known.kind === "ready") this.now();
+    if (this.state.away && known.kind === "ready" && this.heard !== "ready") this.now();
+    this.heard = known.kind;
   }
 
   // ------------------------------------------------------------------------------------------------------------ asking
@@ -157,8 +163,10 @@ class Box {
     const {state} = this,
       told = await this.ask(`${ROUTE}/status?plans=0${this.query("&")}`);
     state.missing = null;
-    if (told.status === 404) {
-      state.missing = told.body?.error?.message ?? "the server does not know it";
+    if (state.chosen && NOT_IN.includes(told.status)) {
+      state.missing = told.body?.error?.message ?? "the server does not say why";
+      Object.assign(state, {status: null, budget: null, flips: null, away: null});
+      this.failures = 0;
       return;
     }
     if (told.status !== 200) throw new NotReached(told);
@@ -191,14 +199,12 @@ class Box {
     if (at >= due.budget) await this.fetch("budget", `/budget${this.query("?")}`, BUDGET_MS);
   }
 
-  // An answer that is not there yet, while loading, says why; what was there stays for as long as it is the same server.
+  // What is not there, or not yet, says why.
   async fetch(name, path, every) {
     const told = await this.ask(ROUTE + path);
     this.due[name] = performance.now() + every;
-    if (told.status === 200) {
-      this.state[name] = told.body;
-      this.state[`${name}At`] = this.state.status.at;
-    }
+    this.state[name] = told.status === 200 ? told.body : null;
+    if (told.status === 200) this.state[`${name}At`] = this.state.status.at;
     this.state[`${name}Why`] =
       told.status === 200 ? null : (told.body?.error?.message ?? `the server answered ${told.status}`);
   }
@@ -217,7 +223,7 @@ class Box {
     return this.state.chosen ? `${first}model=${encodeURIComponent(this.state.chosen)}` : "";
   }
 
-  // ----------------------------------------------------------------------------------------------------- the server's ways
+  // --------------------------------------------------------------------------------------------------- away and back
 
   isAway({told}) {
     const {state} = this,
@@ -255,7 +261,7 @@ class Box {
     if (notes.length > NOTES_MAX) notes.shift();
   }
 
-  // ------------------------------------------------------------------------------------------------------------ showing
+  // --------------------------------------------------------------------------------------------------------- showing
 
   show() {
     const {state} = this,
@@ -264,6 +270,7 @@ class Box {
     state.to = last;
     state.from = Math.min(last - SHORTEST_S, Math.max(start, this.range === null ? 0 : last - this.range));
     this.root.classList.toggle("old", Boolean(state.away));
+    this.root.classList.toggle("absent", Boolean(state.missing));
     for (const part of this.parts) part.show(state);
   }
 
@@ -281,9 +288,25 @@ class Box {
       budget: null,
       flips: null,
       flipAnswer: null,
+      modelAnswer: null,
       missing: null,
     });
     this.changed = null;
+    this.now();
+  }
+
+  async load(id, what) {
+    const {state} = this;
+    try {
+      const told = await this.ask(`${ROUTE}/models/${encodeURIComponent(id)}/${what}`, {method: "POST", body: ""});
+      const begun = [200, 202].includes(told.status);
+      state.modelAnswer = begun ? "" : (told.body?.error?.message ?? `the server answered ${told.status}`);
+    } catch (error) {
+      if (!(error instanceof NotReached) || this.ended.signal.aborted) return;
+      state.modelAnswer = "the server was not reached";
+    }
+    this.changed = null;
+    await askNow(); // of the frame, which knows the models
     this.now();
   }
 

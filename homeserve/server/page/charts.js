@@ -85,8 +85,8 @@ export class Cursor {
 
 const MARGIN = {top: 16, right: 8, bottom: 20, left: 52};
 
-// Values over time. `draw(data)` takes {from, to, series, bands, bandNames, lines, marks, format, now, summary, low, high,
-// top}:
+// Values over time. `draw(data)` takes {from, to, series, bands, bandNames, lines, marks, format, now, summary, low,
+// high, top}:
 //   series  [{name, class, runs, reduce}], drawn in this order; `area` fills what is below
 //   bands   [{from, to, name, class}] behind everything        lines  [{value, name}] across
 //   marks   [{at, name, class}] small signs along the upper edge

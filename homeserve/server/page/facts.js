@@ -136,8 +136,9 @@ export class Ring {
   }
 }
 
-// Of each rank the shares of its time between two looks: computing, waiting for other ranks, and the rest. (A rank tells
-// of its idle time with its next answer, so it is not read.) Null where it was started in between, or not looked at twice.
+// Of each rank the shares of its time between two looks: computing, waiting for other ranks, and the rest. (A rank
+// tells of its idle time with its next answer, so that is not read.) Null where it was started in between, or looked at
+// once.
 export function rankShares(before, now) {
   return now.ranks.map((rank) => {
     const old = before?.ranks.find(
@@ -261,7 +262,9 @@ function wholeOf(budget, device, measured, free) {
   const driver =
     card && card.driver_mib !== null && device.free_mib !== null ? device.free_mib - card.driver_mib : null;
   const left = told ?? driver;
-  const held = host ? (budget.measured_total.smaps_mib ?? measured.sum) : (card?.driver_mib ?? measured.sum);
+  const held = host
+    ? ((budget.measured_all ?? budget.measured_total).smaps_mib ?? measured.sum)
+    : (card?.driver_mib ?? measured.sum);
   const others = total === null || left === null ? null : Math.max(0, total - left - held);
   return {
     total,
@@ -305,7 +308,7 @@ function tableOf(measured, ledger, device, layout) {
 
 // ------------------------------------------------------------------------------------------------------------ timeline
 
-// Spans {from, to, layout} between `from` and `now`. Each flip tells which layout it found, and a committed one which it
+// Spans {from, to, layout} between `from` and `now`. Each flip tells which layout it found, a committed one which it
 // left. Where two do not meet, ranks were lost in between: a life begins again in the resting layout, and the event
 // says when. Before the first thing that is known nothing is claimed beyond what the first flip found.
 export function layoutSpans({flips, events, layout, from, now}) {

@@ -95,9 +95,8 @@ export class Flips {
   showButton({flip, layout, ranks, state}, flips, away) {
     const several = ranks.length > 1,
       running = underWay(flips);
-    const counts = flip.committed
-      ? ` ${number(flip.committed)} committed, ${number(Object.values(flip.abandoned ?? {}).reduce((sum, count) => sum + count, 0))} abandoned.`
-      : "";
+    const abandoned = Object.values(flip.abandoned ?? {}).reduce((sum, count) => sum + count, 0);
+    const counts = flip.committed ? ` ${number(flip.committed)} committed, ${number(abandoned)} abandoned.` : "";
     setText(
       this.policy,
       several || flip.policy !== "off" ? policyText(flip) + counts : `No flips: ${flip.hold_reason ?? UNKNOWN}.`,

@@ -50,18 +50,13 @@ export class Memory {
     this.why.hidden = Boolean(budget);
     this.binds.hidden = this.again.hidden = this.age.hidden = !budget;
     if (!budget) return this.showDevices([]);
-    const layout = status?.layout ?? null,
-      {plan} = budget;
-    const binding = plan?.binds ? budget.devices.find((device) => device.index === plan.binds.device) : null;
-    setText(
-      this.binds,
-      plan?.binds
-        ? `Binds: ${plan.binds.line} on ${binding?.name ?? plan.binds.device}${plan.binds.why ? ` (${plan.binds.why})` : ""}`
-        : "Nothing is planned",
-    );
+    setText(this.binds, bindsText(budget));
     setText(this.age, budgetAt ? `measured ${timeLabel(budgetAt, 1)}` : "");
-    this.showDevices(barsOf(budget, layout, freeNow(corridor)), budget);
-    const idle = budget.devices.filter((device) => !device.usable || !this.shown.has(device.index));
+    const figures = barsOf(budget, status?.layout ?? null, freeNow(corridor));
+    this.showDevices(figures, budget);
+    const idle = budget.devices.filter(
+      (device) => !device.usable || !figures.some((figure) => figure.index === device.index),
+    );
     this.unused.replaceChildren(
       ...idle.map((device) =>
         h("li", {}, `${device.name ?? device.id}: not used${device.why_not ? `, ${device.why_not}` : ""}`),
@@ -71,23 +66,33 @@ export class Memory {
   }
 
   showDevices(figures, budget) {
-    for (const [index, part] of this.shown) {
-      if (figures.some((figure) => figure.index === index)) continue;
+    const keyOf = ({index, name}) => `${index} ${name}`;
+    const wanted = new Set(figures.map(keyOf));
+    for (const [key, part] of this.shown) {
+      if (wanted.has(key)) continue;
       part.close();
-      this.shown.delete(index);
+      this.shown.delete(key);
     }
     for (const figure of figures) {
-      if (!this.shown.has(figure.index)) {
-        this.shown.set(figure.index, new DeviceMemory(figure, figures.length === 1 && innerWidth > 640));
-        this.devices.append(this.shown.get(figure.index).node);
+      const key = keyOf(figure);
+      if (!this.shown.has(key)) {
+        this.shown.set(key, new DeviceMemory(figure, figures.length === 1 && innerWidth > 640));
+        this.devices.append(this.shown.get(key).node);
       }
-      this.shown.get(figure.index).show(figure, budget);
+      this.shown.get(key).show(figure, budget);
     }
   }
 
   close() {
     this.showDevices([]);
   }
+}
+
+function bindsText({plan, devices}) {
+  if (!plan?.binds) return "Nothing is planned";
+  const {device, line, why} = plan.binds;
+  const name = devices.find((each) => each.index === device)?.name ?? device;
+  return `Binds: ${line} on ${name}${why ? ` (${why})` : ""}`;
 }
 
 class DeviceMemory {
@@ -106,18 +111,10 @@ class DeviceMemory {
   }
 
   show(figure, budget) {
-    const {whole, bars, rows, peak_mib: peak, peakMoment} = figure,
+    const {bars, rows} = figure,
       [predicted, measured] = bars;
     this.bars.draw(figure);
-    const parts = [
-      `Planned ${mib(predicted.sum)}, measured ${mib(measured.sum)} MiB${measured.unknown ? ` (${countOf(measured.unknown)} unknown)` : ""}.`,
-      peak === null ? "" : `The plan's peak is ${mib(peak)} MiB (${peakMoment}) of at most ${mib(whole.ceiling)}.`,
-      `Free now ${mib(whole.free)}${whole.free === null ? "" : " MiB"}, floor ${mib(whole.floor)} MiB.`,
-      figure.kind === "cpu" && budget.measured_total.later_mib
-        ? `${mib(budget.measured_total.later_mib)} MiB of the plan come with a first guided answer.`
-        : "",
-    ];
-    setText(this.sums, parts.filter((part) => part).join(" "));
+    setText(this.sums, sumsText(figure, budget));
     this.table.fill([
       ...rows.map(rowOf),
       {
@@ -127,9 +124,9 @@ class DeviceMemory {
           "sum",
           mib(predicted.sum),
           mib(measured.sum),
-          signed(measured.sum - predicted.sum),
+          signed(rows.reduce((sum, row) => sum + (row.difference ?? 0), 0)),
           "",
-          measured.unknown ? `without ${countOf(measured.unknown)} unknown` : "",
+          measured.unknown ? `${countOf(measured.unknown)} unknown; the difference is of the others` : "",
         ],
       },
     ]);
@@ -139,6 +136,21 @@ class DeviceMemory {
     this.bars.close();
     this.node.remove();
   }
+}
+
+function sumsText({whole, bars: [predicted, measured], peak_mib: peak, peakMoment, kind}, budget) {
+  const unknown = measured.unknown ? ` (${countOf(measured.unknown)} unknown)` : "";
+  const told = [`Planned ${mib(predicted.sum)}, measured ${mib(measured.sum)} MiB${unknown}.`];
+  if (peak !== null) told.push(`The plan's peak is ${mib(peak)} MiB (${peakMoment}) of at most ${mib(whole.ceiling)}.`);
+  told.push(`Free now ${mib(whole.free)}${whole.free === null ? "" : " MiB"}, floor ${mib(whole.floor)} MiB.`);
+  if (kind !== "cpu") return told.join(" ");
+  const {measured_all: all, measured_total: total} = budget;
+  if (total.later_mib) told.push(`${mib(total.later_mib)} MiB of the plan come with a first guided answer.`);
+  if (all) {
+    const sums = `planned ${mib(all.predicted_mib)}, measured ${mib(all.smaps_mib)} MiB`;
+    told.push(`All ${all.models} models that are in: ${sums}.`);
+  }
+  return told.join(" ");
 }
 
 function rowOf(row) {
@@ -222,11 +234,7 @@ export class Corridor {
       now: `now ${number(now)} MiB`,
       summary: `now ${number(now)}, least in this time ${number(lowest)}, floor ${number(device.floor_mib)}`,
     });
-    const when = device.at === null ? "" : ` at ${timeLabel(corridor.began + device.at, 1)} (${device.phase})`;
-    setText(
-      least,
-      `Least free since the start: ${mib(device.min_free_mib)} MiB${when}. Floor ${mib(device.floor_mib)} MiB, ${device.breaches ? `not kept ${device.breaches} ${device.breaches === 1 ? "time" : "times"}` : "kept all the time"}.`,
-    );
+    setText(least, leastText(device, corridor.began));
     setAttribute(least, "class", device.breaches ? "sums bad" : "sums");
   }
 
@@ -243,4 +251,10 @@ export class Corridor {
   close() {
     for (const {chart} of this.charts.values()) chart.close();
   }
+}
+
+function leastText({min_free_mib: least, at, phase, floor_mib: floor, breaches}, began) {
+  const when = at === null ? "" : ` at ${timeLabel(began + at, 1)} (${phase})`;
+  const kept = breaches ? `not kept ${breaches} ${breaches === 1 ? "time" : "times"}` : "kept all the time";
+  return `Least free since the start: ${mib(least)} MiB${when}. Floor ${mib(floor)} MiB, ${kept}.`;
 }

@@ -1,136 +1,17 @@
-// The parts of the box view that tell of the machine as it is now: what serves, how fast, on which ranks, and what
-// befell it. Each part has `node`, `show(state)` and `close()`; `state` is box.js's.
+// The parts of the box view that tell of the machine as it is now: how fast it is, on which ranks, and what befell it.
+// Each part has `node`, `show(state)` and `close()`; `state` is box.js's.
 
 import {TimeChart} from "./charts.js";
 import {h, setText, table} from "./nodes.js";
 import {reduce, timeLabel} from "./scales.js";
 import {duration, milliseconds, number, rankShares, rate, share, UNKNOWN} from "./facts.js";
 
-export const RANGES = [
-  ["2 min", 120],
-  ["10 min", 600],
-  ["1 h", 3600],
-  ["all", null],
-];
 const UNWATCHED = "not watched by this page";
 const NOW_S = 5; // over which "now" is a mean
 
 export function panel(title, key, ...children) {
   const heading = `box-${key}`;
   return h("section", {class: `panel ${key}`, "aria-labelledby": heading}, h("h3", {id: heading}, title), ...children);
-}
-
-// ---------------------------------------------------------------------------------------------------------------- head
-
-export class Head {
-  constructor({onModel, onRange, onRetry, onKey}, range) {
-    this.model = h("strong", {class: "name"});
-    this.facts = h("span", {class: "facts"});
-    this.chips = h("p", {class: "chips"});
-    this.select = h("select", {onchange: () => onModel(this.select.value)});
-    this.chooser = h("label", {class: "choose", hidden: true}, h("span", {}, "Model"), this.select);
-    this.notice = h("div", {class: "notice", role: "status", hidden: true});
-    this.why = h("span");
-    this.retry = h("button", {type: "button", class: "quiet", onclick: onRetry}, "Try now");
-    this.key = h("button", {type: "button", class: "quiet", onclick: onKey}, "Enter the key");
-    this.progress = h("progress", {"aria-label": "Load"});
-    this.notice.append(this.why, this.progress, this.retry, this.key);
-    this.range = h(
-      "fieldset",
-      {class: "range"},
-      h("legend", {}, "Time shown"),
-      ...RANGES.map(([name, seconds]) =>
-        h(
-          "label",
-          {},
-          h("input", {
-            type: "radio",
-            name: "box-range",
-            value: name,
-            checked: seconds === range,
-            onchange: () => onRange(seconds),
-          }),
-          h("span", {}, name),
-        ),
-      ),
-    );
-    this.node = h(
-      "div",
-      {class: "head"},
-      h("div", {class: "who"}, h("p", {class: "line"}, this.model, " ", this.facts), this.chips),
-      h("div", {class: "pick"}, this.chooser, this.range),
-    );
-  }
-
-  show({status, away, models, chosen, missing}) {
-    this.showModels(models, chosen);
-    this.showNotice(status, away, missing, chosen);
-    if (!status) return;
-    const {model} = status;
-    setText(this.model, model.id ?? (missing ? chosen : status.state === "loading" ? "loading" : "no model in memory"));
-    setText(
-      this.facts,
-      model.id ? [`${model.arch} ${model.quant}`, `context ${number(model.context)}`].join(" · ") : "",
-    );
-    const chips = [
-      ["state", away ? "away" : status.state],
-      ["layout", status.layout],
-      ["epoch", status.epoch],
-      ["ranks", status.ranks.length || null],
-      ["up", duration(status.at - status.started)],
-      ["version", status.version],
-    ].filter(([, value]) => value !== null);
-    const wanted = chips.map(([name, value]) => `${name} ${value}`).join("\n");
-    if (this.chips.dataset.told === wanted) return;
-    this.chips.dataset.told = wanted;
-    this.chips.replaceChildren(
-      ...chips.map(([name, value]) =>
-        h("span", {class: `chip ${name}`, "data-value": value}, h("span", {}, `${name} `), h("b", {}, String(value))),
-      ),
-    );
-  }
-
-  showModels(models, chosen) {
-    this.chooser.hidden = models.length < 2;
-    const options = [
-      ["", "the one used last"],
-      ...models.map((each) => [each.id, `${each.id}${each.homeserve ? ` (${each.homeserve.state})` : ""}`]),
-    ];
-    const wanted = options.map(([, text]) => text).join("\n");
-    if (this.select.dataset.told !== wanted) {
-      this.select.dataset.told = wanted;
-      this.select.replaceChildren(...options.map(([value, text]) => h("option", {value}, text)));
-    }
-    if (this.select.value !== chosen) this.select.value = chosen;
-  }
-
-  showNotice(status, away, missing, chosen) {
-    const loading = !away && status?.state === "loading" ? status.load : null;
-    const telling = {
-      recovering: "A worker is being started again: open answers pause and go on.",
-      draining: "The server is shutting down: it takes no new requests.",
-    };
-    setText(
-      this.why,
-      away?.text ??
-        (missing
-          ? `${chosen} is not in memory: ${missing}`
-          : loading
-            ? `Loading: ${loading.stage} `
-            : (telling[status?.state] ?? "")),
-    );
-    this.notice.hidden = !this.why.textContent;
-    this.retry.hidden = !away || away.locked;
-    this.key.hidden = !away?.locked;
-    this.progress.hidden = !loading;
-    if (!loading) return;
-    if (loading.total_bytes) {
-      this.progress.max = loading.total_bytes;
-      this.progress.value = loading.done_bytes ?? 0;
-    } else this.progress.removeAttribute("value");
-  }
-
-  close() {}
 }
 
 // --------------------------------------------------------------------------------------------------------------- speed

@@ -73,7 +73,7 @@ export function thin(runs, from, to, columns, how) {
   };
   let column = -1;
   for (const run of inside) {
-    const mine = Math.floor((run.to - from) / width);
+    const mine = Math.min(columns, Math.max(1, Math.ceil((run.to - from) / width - 1e-9)));
     if (mine !== column || run.gap) close();
     column = mine;
     if (run.gap) made.push(run);

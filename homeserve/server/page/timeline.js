@@ -149,7 +149,8 @@ export class Timeline {
     const inside = flips.filter((flip) => flip.at >= from),
       done = inside.filter((flip) => flip.state === "committed").length;
     const last = spans.at(-1)?.layout ?? "unknown";
-    return `Layouts over the last ${duration(to - from)}: now ${last}; ${done} flips committed, ${inside.filter((flip) => flip.state === "abandoned").length} abandoned`;
+    const given = inside.filter((flip) => flip.state === "abandoned").length;
+    return `Layouts over the last ${duration(to - from)}: now ${last}; flips: ${done} committed, ${given} abandoned`;
   }
 
   // ------------------------------------------------------------------------------------------------------- as a source
