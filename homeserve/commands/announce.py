@@ -16,6 +16,7 @@ from budget.plan import Plan
 from budget.report import Measured, measured_table, summary
 from homeserve.commands.notify import Notifier
 from homeserve.commands.progress import ProgressLines
+from homeserve.settings import chosen
 
 if TYPE_CHECKING:
     from homeserve.server.context import LoadProgress, ModelInfo
@@ -101,6 +102,9 @@ class Announcer:
         self.close()
         self._notifier.ready(f"{url} serves {model.id}")
         self._say("ready", f"in {seconds:.1f} s: {url} serves {model.id}")
+        others = [entry.id for entry in chosen(self._settings) if entry.id != model.id]
+        if others:
+            self._say("models", f"{', '.join(others)}: loaded with the first request")
         print(f"\nTry it:\n\n  {curl(url, model.id, self._settings.api_key_file)}\n", file=self._out)
         print(f"or open {url} in a browser. Ctrl-C stops the server.", file=self._out, flush=True)
 
