@@ -274,6 +274,23 @@ def test_vllms_names_say_the_same(scraped: Any) -> None:
     assert {dict(labels)["model_name"] for labels in scraped.values('{__name__=~"vllm:.+"}')} == {"counter"}
 
 
+def test_the_documentation_lists_what_there_is(scraped: Any) -> None:
+    """Names with their labels and types, ours and vLLM's."""
+    page = (ROOT / "docs" / "METRICS.md").read_text()
+    kinds, labels = {}, {}
+    for name, kind, told in re.findall(r"^\| `(homeserve_\w+)` \| (\w+) \| ([^|]*)\|", page, re.MULTILINE):
+        kinds[name], labels[name] = kind, set(re.findall(r"`(\w+)`", told))
+    there = list(text_string_to_metric_families(scraped.get("/metrics").decode()))
+    families = {each.name + "_total" * (each.type == "counter"): each for each in there}
+    ours = {name: each for name, each in families.items() if name.startswith("homeserve_")}
+    assert {name: each.type for name, each in ours.items()} == kinds
+    for name, each in ours.items():
+        found = {label for sample in each.samples for label in sample.labels} - {"le"}
+        assert found == labels[name], name
+    table = page.partition("## vLLM's names")[2].partition("Bounds of")[0]
+    assert set(re.findall(r"`(vllm:\w+)`", table)) == families.keys() - ours.keys()
+
+
 def test_the_text_is_without_fault(scraped: Any) -> None:
     """By Prometheus's own linter; it does not like vLLM's colons."""
     lines = scraped.get("/metrics").decode().splitlines(keepends=True)
