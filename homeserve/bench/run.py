@@ -203,8 +203,7 @@ class Run:
     def _flips(self) -> None:
         about = self._about
         if not about.ours or not about.flips or about.layout not in OTHER:
-            for unit in FLIP_UNITS:
-                self._keep(Figure("flip", unit), (), _why_no_flip(about))
+            self._keep(Figure("flip", FLIP_UNITS[0]), (), _why_no_flip(about))
             return
         ways = (OTHER[about.layout], about.layout)
         figures = {f"{to} {unit}": Figure("flip", unit, to) for to in ways for unit in FLIP_UNITS}

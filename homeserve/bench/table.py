@@ -28,6 +28,7 @@ class Table:
         self._style = style
         self._test = max([len("test"), *map(len, labels)])
         self._facts = _facts(subject)
+        self._why: str | None = None
         self._columns = self._fitted()
 
     def _fitted(self) -> list[tuple[str, str, int]]:
@@ -42,7 +43,7 @@ class Table:
 
     def head(self) -> list[str]:
         """What stands above the first row."""
-        lines = []
+        lines: list[str] = []
         if not self._columns:
             told = " · ".join(value if name == "model" else f"{name} {value}" for name, value in self._facts)
             lines += textwrap.wrap(told, self._width)
@@ -54,10 +55,12 @@ class Table:
         """One line; where there is no result, or not all of it, also why."""
         facts = [value.ljust(width) for _, value, width in self._columns]
         label = row.label.ljust(self._test)
-        lines = [" ".join([*facts, label, _result(row).rjust(RESULT)])]
+        lines = [" ".join([*facts, label, _result(row).rjust(RESULT)]).rstrip()]
         if not self._fits(lines[0]):
-            lines = [row.label, _result(row).rjust(min(self._width, RESULT + 2))]
-        if row.why:
+            lines = [row.label, _result(row).rjust(min(self._width, RESULT + 2)).rstrip()]
+        # Said once for rows that follow each other.
+        repeated, self._why = row.why == self._why, row.why
+        if row.why and not repeated:
             lines += textwrap.wrap(safe(row.why), self._width, initial_indent="  ", subsequent_indent="  ")
         return lines
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from typing import IO
 
 from budget.page import safe, style_of
@@ -30,8 +31,7 @@ class Told:
         self._table = Table(about, labels, width, style_of(self._out, self._environ))
         engine = f"{about.engine} {about.version}" if about.version else about.engine
         told = [about.model, engine, cpu, about.isa, f"{about.layout} layout" if about.layout else None]
-        self._say(self._out, " · ".join(safe(word) for word in told if word))
-        for line in self._table.head():
+        for line in (*wrap(" · ".join(safe(word) for word in told if word), width), *self._table.head()):
             self._say(self._out, line)
 
     def row(self, row: Row) -> None:

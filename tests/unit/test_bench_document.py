@@ -81,13 +81,14 @@ def test_the_csv_gives_back_what_was_put_in() -> None:
 
 
 def test_the_picture_is_xml_with_a_bar_for_each_figure() -> None:
-    rows = [DONE, MISSED, replace(DONE, test="rss", unit="MiB", median=200.0), replace(DONE, layout="<x&y>")]
+    rss, fast = replace(DONE, test="rss", unit="MiB", median=200.0), replace(DONE, test="pp512", median=9e3)
+    rows = [DONE, MISSED, rss, replace(DONE, layout="<x&y>"), fast]
     root = ElementTree.fromstring(picture("a model & its <engine>", rows))
     space = "{http://www.w3.org/2000/svg}"
     widths = [float(bar.attrib["width"]) for bar in root.iter(f"{space}rect")]
-    assert widths == [360.0, 360.0, 360.0], "each unit has a scale of its own"
+    assert widths == [300.0] * 4, "each kind has a scale of its own"
     words = [each.text for each in root.iter(f"{space}text")]
-    assert words[:3] == ["a model & its <engine>", "tok/s", "tg128@2048"] and "1149.0 ± 12.5" in words
+    assert words[:3] == ["a model & its <engine>", "answers, tok/s", "tg128@2048"] and "1149.0 ± 12.5" in words
     assert "prefers-color-scheme:dark" in picture("", rows)
     ElementTree.fromstring(picture("nothing", []))
 

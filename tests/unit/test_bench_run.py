@@ -180,9 +180,9 @@ def test_the_layout_is_restored_also_where_the_run_ends_early(monkeypatch: pytes
 def test_ranks_that_do_not_flip_have_one_layout_and_it_is_said_why(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch, "tensor")
     rows = played.rows("pp64,flip", replace(TWO, flip="off", no_flip="--layout"))
-    assert [row.label for row in rows] == ["pp64 tensor", "flip", "flip"]
+    assert [row.label for row in rows] == ["pp64 tensor", "flip"]
     assert played.told[1] == "note: one layout is measured, tensor: --layout"
-    assert "does not flip: --layout" in str(rows[1].why) and {row.unit for row in rows[1:]} == {"ms", "MiB/s"}
+    assert "does not flip: --layout" in str(rows[1].why)
 
 
 def test_a_flip_that_fails_leaves_rows_that_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
