@@ -65,6 +65,7 @@ def test_tokens_are_taken_at_the_end_and_what_is_owed_is_waited_for(clock: Clock
 
 def test_a_bucket_never_holds_more_than_a_minutes_worth(clock: Clock) -> None:
     limiter = RateLimiter(2, 100, clock)
+    assert limiter.standing("a").tokens is not None
     clock.now += 1e6
     limiter.admit("a")
     limiter.charge("a", 30)
