@@ -161,7 +161,7 @@ const RANK_COLUMNS = [
 
 export class Ranks {
   constructor() {
-    this.table = table("Ranks", RANK_COLUMNS);
+    this.table = table("Ranks, one a row", RANK_COLUMNS);
     this.node = panel("Ranks", "ranks", this.table.node);
   }
 
@@ -248,7 +248,9 @@ export class Events {
           {text: timeLabel(event.at, 1), title: new Date(event.at * 1000).toLocaleString()},
           EVENT_WORDS[event.kind] ?? event.kind.replaceAll("_", " "),
           event.rank === null ? "" : String(event.rank),
-          event.folder ? `${event.text} (evidence in ${event.folder})` : event.text,
+          event.folder && !event.text.includes(event.folder)
+            ? `${event.text} (evidence in ${event.folder})`
+            : event.text,
         ],
       })),
     );

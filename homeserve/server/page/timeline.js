@@ -19,22 +19,7 @@ export class Timeline {
     this.stops = [];
     this.cursor = new Cursor("Layouts, flips and events over time", this);
     this.plot = h("div", {class: "plot"}, this.picture, this.cursor.node);
-    this.legend = h(
-      "p",
-      {class: "legend"},
-      ...[
-        ["sign committed", "M0 5a5 5 0 1 0 10 0a5 5 0 1 0 -10 0", "flip committed"],
-        ["sign abandoned", "M1 1L9 9M9 1L1 9", "flip abandoned"],
-        ["sign event", "M5 0L10 9H0z", "event"],
-      ].map(([kind, d, name]) =>
-        h(
-          "span",
-          {},
-          s("svg", {class: "key", width: 12, height: 10, "aria-hidden": "true"}, s("path", {class: kind, d})),
-          name,
-        ),
-      ),
-    );
+    this.legend = madeLegend();
     const head = h("figcaption", {}, h("span", {class: "title"}, "Layout over time"), this.readout);
     this.node = h("figure", {class: "chart", "data-chart": "layouts"}, head, this.plot, this.legend);
     this.width = 0;
@@ -65,7 +50,7 @@ export class Timeline {
     setAttribute(this.picture, "viewBox", `0 0 ${this.width} ${HEIGHT}`);
     setAttribute(this.picture, "width", this.width);
     setAttribute(this.picture, "aria-label", this.summary(data));
-    this.picture.replaceChildren(...this.times(), ...this.spans(), ...this.bands(), ...this.signs());
+    this.picture.replaceChildren(...this.times(), ...this.spans(), ...this.bands(), ...this.names(), ...this.signs());
     const again = this.stops.findIndex((stop) => stop.key === held);
     if (held) this.cursor.index = again < 0 ? null : again;
     this.cursor.refresh();
@@ -73,18 +58,28 @@ export class Timeline {
   }
 
   spans() {
-    return this.data.spans
-      .filter((span) => span.to > this.data.from && span.from < this.data.to)
-      .flatMap((span) => {
-        const from = Math.max(LEFT, this.x(span.from)),
-          width = Math.max(1, Math.min(this.width - LEFT, this.x(span.to)) - from);
-        const nodes = [
-          s("rect", {x: from, y: STRIP, width, height: 22, class: `layout ${span.layout}`, "data-layout": span.layout}),
-        ];
-        if (span.layout === "tensor")
-          nodes.push(s("path", {class: "layout-edge", d: `M${from} ${STRIP + 20}h${width}`}));
-        if (width > 62) nodes.push(s("text", {class: "layout-name", x: from + 7, y: STRIP + 15}, span.layout));
-        return nodes;
+    return this.placed().flatMap(({layout, from, width}) => {
+      const box = {x: from, y: STRIP, width, height: 22, class: `layout ${layout}`, "data-layout": layout};
+      const edge = s("path", {class: "layout-edge", d: `M${from} ${STRIP + 20}h${width}`});
+      return layout === "tensor" ? [s("rect", box), edge] : [s("rect", box)];
+    });
+  }
+
+  names() {
+    return this.placed()
+      .filter(({width}) => width > 62)
+      .map(({layout, from}) => s("text", {class: "layout-name", x: from + 7, y: STRIP + 15}, layout));
+  }
+
+  // Spans that are shown, with their place.
+  placed() {
+    const {from, to, spans} = this.data;
+    return spans
+      .filter((span) => span.to > from && span.from < to)
+      .map((span) => {
+        const start = Math.max(LEFT, this.x(span.from)),
+          end = Math.min(this.width - LEFT, this.x(span.to));
+        return {layout: span.layout, from: start, width: Math.max(1, end - start)};
       });
   }
 
@@ -178,6 +173,20 @@ export class Timeline {
     for (const sign of this.picture.querySelectorAll(".sign"))
       sign.classList.toggle("marked", sign.dataset.stop === key);
   }
+}
+
+function madeLegend() {
+  const signs = [
+    ["sign committed", "M0 5a5 5 0 1 0 10 0a5 5 0 1 0 -10 0", "flip committed"],
+    ["sign abandoned", "M1 1L9 9M9 1L1 9", "flip abandoned"],
+    ["sign event", "M5 0L10 9H0z", "event"],
+    ["band loading", "M0 0H12V10H0z", "loading"],
+    ["band recovering", "M0 0H12V10H0z", "recovering"],
+  ].map(([kind, d, name]) => {
+    const key = {class: "key", width: 12, height: 10, "aria-hidden": "true"};
+    return h("span", {}, s("svg", key, s("path", {class: kind, d})), name);
+  });
+  return h("p", {class: "legend"}, ...signs);
 }
 
 export function flipText(flip) {
