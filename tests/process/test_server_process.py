@@ -93,5 +93,9 @@ def test_it_drains_and_ends_when_its_parent_is_killed(environ: dict[str, str], t
         pid = next(int(line.split()[1]) for line in parent.stdout if line.startswith("pid "))
         (record,) = tmp_path.rglob(f"run/{pid}.json")
         parent.kill()
-        wait_until("its end", lambda: not lives(pid))
+        try:
+            wait_until("its end", lambda: not lives(pid))
+        finally:
+            if lives(pid):
+                os.kill(pid, signal.SIGTERM)
     assert not record.exists(), "it took down what it had made"
