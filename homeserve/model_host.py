@@ -5,9 +5,7 @@
 Decisions are all in the state machine; here are the clock, the planning of who fits beside whom, and the tasks. Each
 model has at most one life at a time: what belongs to one is taken down before the next one is made (`_Hosted.turn`).
 
-How it is planned. What comes in may have what is free, plus what our processes hold now (they are counted by their
-plans instead), less what the plans of those that stay promise (`budget.beside`). First that is tried with everybody
-staying, then with nobody, which tells whether it fits at all; only then is anybody asked to leave.
+Who fits beside whom is planned in `homeserve.room`.
 
 A server that was started with one model has one here, without a name before its file is found.
 """
@@ -24,9 +22,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from typing import Any
 
-from budget.beside import HOST, beside, promised
+from budget.beside import promised
 from budget.facts import Box
-from budget.host_lines import engine_base_bytes
 from budget.plan import Plan
 from homeserve.errors import (
     BudgetError,
@@ -42,7 +39,6 @@ from homeserve.errors import (
     UnknownModel,
 )
 from homeserve.heap import return_freed_heap
-from homeserve.holding import held_bytes
 from homeserve.memory import MemoryWatch
 from homeserve.residency import (
     Act,
@@ -57,7 +53,8 @@ from homeserve.residency import (
     Unload,
     Why,
 )
-from homeserve.resident import LoadWatcher, Resident, cancel, chosen_plan
+from homeserve.resident import LoadWatcher, Resident, cancel
+from homeserve.room import Room
 from homeserve.server.context import Loaded, LoadProgress, ModelInfo, ModelTold
 from homeserve.settings import Settings, chosen, settings_of
 
@@ -115,6 +112,7 @@ class ModelHost:
         self._environ = environ
         self._memory = memory
         self._read_box = read_box
+        self._room = Room(environ, read_box)
         self._on_change = on_change
         self._clock = clock
         self._residency = Residency(
@@ -351,15 +349,19 @@ class ModelHost:
         self._do(self._residency.opened(key, self._clock()))
 
     async def _look(self, hosted: _Hosted, act: Look) -> None:
-        """How many of the others have to leave."""
+        """Which of the others have to leave."""
         resident, key = hosted.resident, hosted.key
         assert resident is not None, "opened"
         inside = [self._plan_of(self._hosted[other]) for other in act.others]
+        leaving: tuple[str, ...] | None
         try:
             if act.ahead:
-                leaving: int | None = await self._beside(resident, act, self._pids())
+                waits, keep = self._hosted[act.ahead].resident, [each not in act.leaving for each in act.others]
+                both = await asyncio.to_thread(self._room.both_fit, resident, waits, inside, keep, self._pids())
+                leaving = () if both else None
             else:
-                leaving = await asyncio.to_thread(self._leaving, resident, inside, self._pids())
+                places = await asyncio.to_thread(self._room.in_the_way, resident, inside, self._pids())
+                leaving = tuple(act.others[place] for place in places)
         except BudgetError as error:
             self._do(self._residency.looked(act.look, None, said(error), self._clock()))
         except HomeserveError as error:
@@ -367,47 +369,6 @@ class ModelHost:
             self._spawn(self._discard(hosted))
         else:
             self._do(self._residency.looked(act.look, leaving, "", self._clock()))
-
-    def _leaving(self, resident: Resident, inside: Sequence[Plan | None], pids: Sequence[int]) -> int:
-        """How many of those inside, from the first on, are in the way of this model. Raises the BudgetError of one that
-        does not fit even alone. In a thread."""
-        box = self._read_box()
-
-        def lacks(leaving: int) -> BudgetError | None:
-            try:
-                self._planned(resident, _room(box, inside, inside[leaving:], pids))
-            except BudgetError as error:
-                return error
-            return None
-
-        if lacks(0) is None:
-            return 0
-        if (error := lacks(len(inside))) is not None:
-            raise error
-        return next((count for count in range(1, len(inside)) if lacks(count) is None), len(inside))
-
-    async def _beside(self, resident: Resident, act: Look, pids: Sequence[int]) -> int | None:
-        """0 where this model fits beside all who are in, and the one that waits ahead of it fits afterwards."""
-        waits = self._hosted[act.ahead].resident
-        inside = [self._plan_of(self._hosted[other]) for other in act.others]
-        stay = [self._plan_of(self._hosted[other]) for other in act.others if other not in act.leaving]
-
-        def both() -> None:
-            box = self._read_box()
-            own = self._planned(resident, _room(box, inside, inside, pids))
-            if waits is not None:
-                self._planned(waits, _room(box, inside, [*stay, own], pids))
-
-        try:
-            await asyncio.to_thread(both)
-        except BudgetError:
-            return None
-        return 0
-
-    def _planned(self, resident: Resident, room: Box) -> Plan:
-        """The plan of a model that was opened, in so much of the box. Raises BudgetError. In a thread."""
-        assert resident.facts is not None, "opened"
-        return chosen_plan(resident.settings, resident.facts, room, self._environ, [])[1]
 
     def _plan_of(self, hosted: _Hosted) -> Plan | None:
         return hosted.resident.plan if hosted.resident is not None else None
@@ -430,7 +391,7 @@ class ModelHost:
             assert resident is not None, "opened"
             try:
                 pids = self._pids()
-                box = await asyncio.to_thread(lambda: _room(self._read_box(), inside, inside, pids))
+                box = await asyncio.to_thread(self._room.beside, inside, pids)
                 loaded = await resident.load(box)
             except asyncio.CancelledError:
                 why = Why.UNLOADED
@@ -522,26 +483,6 @@ class _Logged:
 def said(error: HomeserveError) -> str:
     """An error as one sentence, with what to do about it."""
     return f"{error.message} ({error.fix})" if error.fix else error.message
-
-
-def _room(box: Box, inside: Sequence[Plan | None], stay: Sequence[Plan | None], pids: Sequence[int]) -> Box:
-    """What a model may have of `box` beside the plans that `stay`, of those that are `inside`. (None: a model that is
-    nearly gone, and of which nothing is promised any more.) `pids`: our processes."""
-    (gives, takes), held = (_sum(inside), _sum(stay)), held_bytes(pids)
-    if held is not None:
-        gives[HOST] = held
-    return beside(box, gives, takes)
-
-
-def _sum(plans: Sequence[Plan | None]) -> dict[str, int]:
-    """What plans promise together, by device. Each has the engine's process whole, and the one that comes in has it
-    too: of the others only what it is more with them counts."""
-    total: dict[str, int] = {}
-    for plan in plans:
-        for device, size in (promised(plan) if plan is not None else {}).items():
-            once = engine_base_bytes() if device == HOST else 0
-            total[device] = total.get(device, 0) + size - once
-    return total
 
 
 async def _whole(work: Coroutine[Any, Any, None]) -> None:

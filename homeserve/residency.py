@@ -12,8 +12,9 @@ served in the order in which they came, one at a time:
     held      the model is on its way out, and has to be gone first
     opening   it is found, fetched if need be, and read: beside everything else, because a fetch may take an hour
     queued    its turn comes when the one before it is in, refused, or given up by everybody who waited
-    looking   somebody finds out by planning how many of the others have to leave: first those that are leaving already,
-              then idle ones, then busy ones, each kind from the one used longest ago on. Nothing has been unloaded yet
+    looking   somebody finds out by planning which of the others have to leave: first those that are leaving already,
+              then idle ones, then busy ones, each kind from the one used longest ago on, and none whose memory would
+              not be needed. Nothing has been unloaded yet
     clearing  those leave: an idle one at once, a busy one when its requests have ended. It gets no new ones ahead of
               the demand, so that nobody starves; they become a demand of their own, behind this one
     loading   it comes in, whoever still waits for it
@@ -100,11 +101,11 @@ class Open:
 
 @dataclass(frozen=True)
 class Look:
-    """Find out how many of `others`, from the first on, have to leave before `key` fits; to be answered by `looked`
-    with this `look`, or by `load_failed`.
+    """Find out which of `others` have to leave before `key` fits, of those that come first as few as possible; to be
+    answered by `looked` with this `look`, or by `load_failed`.
 
-    With `ahead`: whether it fits beside all of `others` (0, else None), and `ahead` beside it when those in `leaving`
-    have left.
+    With `ahead`: whether it fits beside all of `others` (none has to leave, else None), and `ahead` beside it when
+    those in `leaving` have left.
     """
 
     key: str
@@ -163,7 +164,7 @@ class Demand:
     """Somebody wants it in without a request of its own."""
     stage: Stage = Stage.HELD
     leaving: tuple[str, ...] = ()
-    """Who has to leave; while somebody looks, the others in the order in which they would."""
+    """Who has to leave."""
     closed: tuple[str, ...] = ()
     """Who gets no new lease ahead of it."""
     look: int = 0
@@ -261,8 +262,8 @@ class Residency:
             demand.stage = Stage.QUEUED
         return self._advance(now)
 
-    def looked(self, look: int, leaving: int | None, reason: str, now: float) -> list[Act]:
-        """So many of the others have to leave; None: it does not fit even alone, and `reason` has the arithmetic."""
+    def looked(self, look: int, leaving: tuple[str, ...] | None, reason: str, now: float) -> list[Act]:
+        """These others have to leave; None: it does not fit even alone, and `reason` has the arithmetic."""
         demand = next((each for each in self._demands if each.look == look and each.stage is Stage.LOOKING), None)
         if demand is None:
             return []
@@ -273,8 +274,7 @@ class Residency:
             return [self._load(demand), *self._advance(now)]
         if leaving is None:
             return self._fail(demand, Why.DOES_NOT_FIT, reason, now)
-        demand.stage, demand.leaving = Stage.CLEARING, demand.leaving[:leaving]
-        demand.closed = demand.leaving
+        demand.stage, demand.leaving, demand.closed = Stage.CLEARING, leaving, leaving
         return self._advance(now)
 
     def loaded(self, key: str, now: float) -> list[Act]:
@@ -436,8 +436,8 @@ class Residency:
         """What the demand whose turn it is needs now."""
         if head.stage is Stage.QUEUED:
             self._looks += 1
-            head.stage, head.look, head.leaving = Stage.LOOKING, self._looks, self._others(head.key)
-            return [Look(head.key, head.leaving, head.look)]
+            head.stage, head.look, head.leaving = Stage.LOOKING, self._looks, ()
+            return [Look(head.key, self._others(head.key), head.look)]
         if head.stage is not Stage.CLEARING:
             return []
         others = [self.entries[key] for key in head.leaving]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -112,15 +113,23 @@ class World:
             self.inside.discard(act.key)
             self.do(self.machine.unloaded(act.key, self.now))
 
-    def leaving(self, act: Look) -> int | None:
+    def leaving(self, act: Look) -> tuple[str, ...] | None:
         if act.ahead:
             beside = self.sizes[act.key] + sum(self.sizes[key] for key in act.others)
             gone = sum(self.sizes[key] for key in act.leaving if key in act.others)
-            return 0 if max(beside, beside - gone + self.sizes[act.ahead]) <= self.budget else None
+            return () if max(beside, beside - gone + self.sizes[act.ahead]) <= self.budget else None
         for count in range(len(act.others) + 1):
-            if self.sizes[act.key] + sum(self.sizes[key] for key in act.others[count:]) <= self.budget:
-                return count
+            if self.fits(act, act.others[:count]):
+                found = list(act.others[:count])
+                for key in reversed(found[:-1]):
+                    if self.fits(act, [each for each in found if each != key]):
+                        found.remove(key)
+                return tuple(found)
         return None
+
+    def fits(self, act: Look, leaving: Sequence[str]) -> bool:
+        stay = sum(self.sizes[key] for key in act.others if key not in leaving)
+        return self.sizes[act.key] + stay <= self.budget
 
     def total(self) -> int:
         return sum(self.sizes[key] for key in self.inside)
