@@ -16,7 +16,29 @@ from homeserve.server.context import ServerContext
 from homeserve.server.parts import PARTS
 
 _FOLDER = Path(__file__).parent / "page"
-SCRIPTS = ("app", "dom", "settings", "watch", "chat", "turn", "stream", "kept", "markdown", "inline", "box", "charts")
+SCRIPTS = (
+    "app",
+    "dom",
+    "settings",
+    "watch",
+    "chat",
+    "turn",
+    "stream",
+    "kept",
+    "markdown",
+    "inline",
+    "box",
+    "charts",
+    "nodes",
+    "scales",
+    "facts",
+    "head",
+    "bars",
+    "timeline",
+    "panels",
+    "memory",
+    "flips",
+)
 SHEETS = ("base", "chat", "box")
 FILES = {
     "/": ("index.html", "text/html"),
