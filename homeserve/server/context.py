@@ -92,13 +92,17 @@ class Loaded:
         return Bounds(vocab, self.engine.token_limit, limits.running + limits.waiting)
 
 
+MODEL_STATES = ("unloaded", "loading", "loaded", "unloading", "failed")
+"""Of one model (`homeserve.residency.ModelState`)."""
+
+
 @dataclass(frozen=True)
 class ModelTold:
     """How one model is, in or out."""
 
     id: str
     state: str
-    """unloaded | loading | loaded | unloading | failed"""
+    """One of `MODEL_STATES`."""
     reason: str | None = None
     """Why it failed."""
     last_used: float | None = None

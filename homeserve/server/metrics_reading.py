@@ -107,6 +107,8 @@ class Reading:
     """What a scrape reads."""
 
     state: str = ""
+    states: tuple[tuple[str, str], ...] = ()
+    """(model id, its state) of every model, in or out."""
     models: tuple[ModelReading, ...] = ()
     """Those that are in, the one used last first."""
     totals: dict[str, Totals] = field(default_factory=dict)
@@ -157,6 +159,7 @@ def reading_of(context: ServerContext, past: Past, refused: dict[str, int]) -> R
     loaded = context.loaded
     return Reading(
         state=context.state(),
+        states=tuple((each.id, each.state) for each in context.models.tell()),
         models=tuple(_model(each) for each in loaded),
         totals=past.totals(loaded),
         devices=_devices(context.corridor),

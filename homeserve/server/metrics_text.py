@@ -20,7 +20,7 @@ from prometheus_client.core import (
 )
 
 from homeserve import __version__
-from homeserve.server.context import State
+from homeserve.server.context import MODEL_STATES, State
 from homeserve.server.metrics_vllm import per_model, vllm_families
 
 if TYPE_CHECKING:
@@ -69,12 +69,24 @@ def _server(metrics: Metrics, reading: Reading) -> Iterator[Metric]:
     if reading.state:
         states = [(state.value, float(state.value == reading.state)) for state in State]
         yield _labelled(GaugeMetricFamily, "homeserve_state", "1 for the state that it is in", "state", states)
+    if reading.states:
+        yield _model_states(reading.states)
     answers = [(str(status), count) for status, count in sorted(metrics.responses.items())]
     yield _labelled(CounterMetricFamily, "homeserve_http_responses", "HTTP answers by status", "status", answers)
     if reading.refused:
         text = "Requests over their client's limit, by the limit"
         refused = sorted(reading.refused.items())
         yield _labelled(CounterMetricFamily, "homeserve_rate_limited", text, "limit", refused)
+
+
+def _model_states(told: Iterable[tuple[str, str]]) -> Metric:
+    family = GaugeMetricFamily(
+        "homeserve_model_state", "1 for the state that each model is in", labels=["model", "state"]
+    )
+    for model, now in told:
+        for state in MODEL_STATES:
+            family.add_metric([model, state], float(state == now))
+    return family
 
 
 def _requests(metrics: Metrics) -> Iterator[Metric]:

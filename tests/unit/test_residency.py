@@ -21,6 +21,7 @@ from homeserve.residency import (
     Unload,
     Why,
 )
+from homeserve.server.context import MODEL_STATES
 
 WAIT_S = 10.0
 
@@ -434,3 +435,7 @@ def test_nobody_starves_while_others_keep_on_asking(seed: int) -> None:
         world.ask("a")
         world.end(ticket)
     assert waits in world.held
+
+
+def test_the_states_are_those_that_the_server_tells() -> None:
+    assert tuple(ModelState) == MODEL_STATES
