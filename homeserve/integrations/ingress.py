@@ -49,6 +49,7 @@ PASSED_ON = frozenset(
     }
 )
 """Method and path of what every replica answers alike."""
+REQUEST_ID = "x-request-id"
 RETRY_S = 60.0
 """How long a request whose replicas are lost is asked again, before the client is told."""
 RETRY_PAUSE_S = 0.1
@@ -154,5 +155,6 @@ def _response(head: Head, body: bytes) -> Response:
 
 
 def _put_headers(response: Response, head: Head) -> None:
-    """As the server said them, repeated ones too."""
-    response.raw_headers.extend((name.encode("latin-1"), value.encode("latin-1")) for name, value in head.headers)
+    """As the server said them, repeated ones too. The id is told by Ray's proxy, which gave it to the request."""
+    told = ((name.encode("latin-1"), value.encode("latin-1")) for name, value in head.headers if name != REQUEST_ID)
+    response.raw_headers.extend(told)

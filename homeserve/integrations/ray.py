@@ -61,7 +61,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cpus: float = 1.0
     gpus: float = 0.0
     resources: dict[str, float] = {}
-    imbalance: int = 8
+    imbalance: int = 4
 
     @staticmethod
     def of(args: Mapping[str, Any]) -> Options:
@@ -149,10 +149,14 @@ def router_path() -> str:
 
 
 def _boxes(options: Options) -> int:
-    """Boxes of the cluster that are up and have what a replica takes."""
+    """Boxes of the cluster that are up and have what a replica takes. `serve run` calls `app` before it connects to the
+    cluster, so this may be what connects."""
+    ray = import_module("ray")
+    if not ray.is_initialized():
+        ray.init(namespace="serve")
     takes = {"CPU": options.cpus, "GPU": options.gpus, **options.resources}
     found = 0
-    for node in import_module("ray").nodes():
+    for node in ray.nodes():
         has = node.get("Resources", {})
         found += bool(node["Alive"]) and all(has.get(name, 0.0) >= amount for name, amount in takes.items())
     if not found:
