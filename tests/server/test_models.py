@@ -257,6 +257,12 @@ def test_two_that_fit_stay_and_the_one_used_last_is_meant(models: Models) -> Non
         assert (status, told["error"]["code"]) == (409, "model_not_loaded"), path
     every = run.get("/v1/homeserve/budget")[1]["measured_all"]
     assert every["models"] == 2 and every["smaps_mib"] <= every["predicted_mib"], every
+    with urllib.request.urlopen(f"{run.url}/metrics", timeout=60) as answer:
+        text = answer.read().decode()
+    assert 'homeserve_model_state{model="even",state="loaded"} 1.0' in text
+    assert 'homeserve_model_state{model="third",state="unloaded"} 1.0' in text
+    (listed,) = json.loads(models.run("ps", "--json").out)
+    assert listed["model"] == "even, odd", "the one used last first"
     end(run)
 
 
