@@ -2,10 +2,9 @@
 
     lease ──ask──▶ Residency ──acts──▶ open, look, load, unload (tasks over a `Resident`) ──what came of it──▶ Residency
 
-Decisions are all in the state machine; here are the clock, the planning of who fits beside whom, and the tasks. Each
-model has at most one life at a time: what belongs to one is taken down before the next one is made (`_Hosted.turn`).
-
-Who fits beside whom is planned in `homeserve.room`.
+Decisions are all in the state machine, and who fits beside whom is planned in `homeserve.room`; here are the clock and
+the tasks. Each model has at most one life at a time: what belongs to one is taken down before the next one is made
+(`_Hosted.turn`).
 
 A server that was started with one model has one here, without a name before its file is found.
 """
