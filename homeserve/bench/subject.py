@@ -181,11 +181,16 @@ def _other(model: Mapping[str, Any]) -> Subject:
     facts = model.get("meta") or {}
     return Subject(
         engine=ENGINES.get(owner, owner or "unknown"),
-        model=str(model["id"]),
+        model=_name(str(model["id"])),
         context=model.get("max_model_len") or facts.get("n_ctx"),
         size_bytes=facts.get("size"),
         params=facts.get("n_params"),
     )
+
+
+def _name(id_: str) -> str:
+    """Without folders, where an id is the path of a file."""
+    return id_.rpartition("/")[2] if id_.startswith("/") else id_
 
 
 def _of_file(path: str | None) -> tuple[int | None, int | None]:

@@ -162,10 +162,10 @@ class Says(Target):
 
 def test_another_server_is_known_by_its_models() -> None:
     meta = {"n_params": 134, "size": 95, "n_ctx": 4096}
-    server = Says(models={"data": [{"id": "smol", "owned_by": "llamacpp", "meta": meta}]})
+    server = Says(models={"data": [{"id": "/models/smol", "owned_by": "llamacpp", "meta": meta}]})
     about = read(server, here=False)
     assert (about.engine, about.model, about.params, about.size_bytes) == ("llama-server", "smol", 134, 95)
-    assert not about.ours and about.ranks is None and not about.flips and server.model == "smol"
+    assert not about.ours and about.ranks is None and not about.flips and server.model == "/models/smol"
     assert about.as_json()["threads"] is None, "unknown is null"
 
 
