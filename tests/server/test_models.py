@@ -320,7 +320,7 @@ def test_by_hand(models: Models) -> None:
 
 
 def test_one_model_loses_its_worker_and_the_other_answers(models: Models, smollm2: str) -> None:
-    run = models.serve(slow(smollm2) + entries(even=SMALL))
+    run = models.serve(slow(smollm2) + entries(even=SMALL), "--drain-timeout-s", "1")
     assert ask(run, "even")[0] == 200
     long = Long(run, "odd")
     os.kill(run.get("/v1/homeserve/status?model=odd")[1]["ranks"][0]["pid"], signal.SIGKILL)
@@ -331,10 +331,7 @@ def test_one_model_loses_its_worker_and_the_other_answers(models: Models, smollm
     assert run.get("/v1/homeserve/status?model=odd")[1]["ranks"][0]["restarts"] == 1
     assert post(run, "/v1/homeserve/models/odd/unload", {"force": True})[0] == 202
     assert run.process.poll() is None
-    run.send(signal.SIGTERM)
-    run.send(signal.SIGTERM)
-    assert run.wait() == 0, run.err
-    assert run.left_behind() == []
+    end(run)
 
 
 def test_a_model_that_gives_up_has_failed_and_the_server_lives(models: Models) -> None:
