@@ -19,8 +19,8 @@ from homeserve.server.route import ErrorShape
 from homeserve.server.routes import ROUTES
 from homeserve.settings import Settings
 
-ONLY_AT_THE_EDGE = {"UnknownRoute", "WrongMethod"}
-"""Errors of paths and methods that are no route."""
+ONLY_AT_THE_EDGE = {"ReplicaLost", "UnknownRoute", "WrongMethod"}
+"""Errors of paths and methods that are no route, and of what stands before servers."""
 
 
 @pytest.fixture(scope="module")
