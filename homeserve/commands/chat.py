@@ -1,39 +1,37 @@
 """Talk to a model in the terminal: with the server at --url, with the one that runs, or with a temporary one.
 
-`--prompt TEXT` asks one question and prints the answer alone. Without it: /reset forgets what was said, /exit or Ctrl-D
-leaves, Ctrl-C cuts an answer short.
+`--prompt TEXT` asks one question and prints the answer alone. Without it a conversation goes on until Ctrl-D: Enter
+sends, Alt-Enter or Ctrl-J begins a line, Ctrl-C cuts an answer short, /help lists what else there is.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import ExitStack
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
+from homeserve.chat.client import Client
+from homeserve.chat.conversation import Conversation
+from homeserve.chat.echo import Echo
+from homeserve.chat.fields import FIELDS
+from homeserve.chat.line import EditedLines, History, Lines, PipedLines, can_edit
+from homeserve.chat.screen import PlainScreen, RichScreen, Screen
+from homeserve.chat.session import Session
 from homeserve.commands.reach import first_key, running_urls
 from homeserve.commands.temporary import TemporaryServer
 from homeserve.errors import SettingError
-from homeserve.settings import Option
+from homeserve.settings import state_dir
 
 if TYPE_CHECKING:
     import argparse
 
-    import aiohttp
-
 INTERRUPTED = 130
-
-_TEMPERATURE = Option("float", "", "", low=0, high=2)
-_MAX_TOKENS = Option("int", "", "", low=1, high=1 << 24)
-
-_CONNECT_S = 10.0
-_SILENCE_S = 300.0
-"""The server pings well within this; a longer silence is a dead server."""
-_TURNS = 512
-"""Messages of a conversation that are kept: the context runs out long before."""
+HISTORY = "chat_history"
+COLUMNS_LEAST = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="system message")
     parser.add_argument("--temperature", metavar="T", help="0 is always the likeliest token (default: the server's)")
     parser.add_argument("--max-tokens", metavar="N", help="longest answer")
+    parser.add_argument("--plain", action="store_true", help="show answers as they are written, not as Markdown")
+    parser.add_argument("--quiet", action="store_true", help="no line of numbers behind an answer")
     parser.add_argument("--api-key-file", metavar="FILE", help="its first key is sent")
 
 
@@ -51,128 +51,66 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         raise SettingError("MODEL is for a temporary server, and --url names one", field="url", fix="leave one out")
     with ExitStack() as stack:
         url = args.url or _running_url(environ, args.model) or _temporary_url(stack, args.model)
-        talk = Talk(url.rstrip("/"), _options(args), first_key(args.api_key_file, environ))
         loop = asyncio.new_event_loop()
         stack.callback(loop.close)
-        if args.prompt is not None:
-            return _once(loop, talk, args.prompt)
-        return _converse(loop, talk)
+        alone = args.prompt is not None
+        client = Client(url, first_key(args.api_key_file, environ))
+        session = Session(
+            client,
+            _screen(environ, plain=args.plain or alone),
+            _Runner(loop),
+            conversation=Conversation(args.system or ""),
+            fields=_fields(args),
+            environ=environ,
+            width=lambda: max(COLUMNS_LEAST, shutil.get_terminal_size().columns),
+            quiet=args.quiet or alone,
+        )
+        if alone:
+            return 0 if session.ask(args.prompt) else INTERRUPTED
+        print(f"talking to {client.url}; /help lists what it knows, Ctrl-D leaves", file=sys.stderr)
+        session.converse(_lines(environ))
+        return 0
 
 
-class Talk:
-    """One conversation with one server."""
+class _Runner:
+    """Runs a coroutine so that Ctrl-C or SIGTERM cuts it short: a request is aborted by closing its connection."""
 
-    def __init__(self, url: str, options: dict[str, Any], key: str | None) -> None:
-        self.url = url
-        self._system = options.pop("system", None)
-        self._options = options
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._messages: list[dict[str, str]] = []
-        self._model: str | None = None
-        self.reset()
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
 
-    def reset(self) -> None:
-        self._messages = [{"role": "system", "content": self._system}] if self._system else []
-
-    async def ask(self, text: str, out: IO[str]) -> None:
-        """Write the answer to `out` as it comes. Raises SettingError for what the server refuses."""
-        import aiohttp
-
-        asked = [*self._messages[-_TURNS:], {"role": "user", "content": text}]
-        answer: list[str] = []
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
+    def __call__(self, work: Coroutine[Any, Any, None]) -> bool:
+        task = self._loop.create_task(work)
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in before:
+            self._loop.add_signal_handler(number, task.cancel)
         try:
-            async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session:
-                body = {"model": await self._model_id(session), "messages": asked, "stream": True, **self._options}
-                async for piece in self._stream(session, body):
-                    answer.append(piece)
-                    out.write(piece)
-                    out.flush()
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise SettingError(f"{self.url}: {error or 'no answer'}", field="url", fix="see homeserve ps") from None
+            self._loop.run_until_complete(task)
+        except asyncio.CancelledError:
+            return False
         finally:
-            if answer:
-                self._messages = [*asked, {"role": "assistant", "content": "".join(answer)}]
-
-    async def _model_id(self, session: aiohttp.ClientSession) -> str:
-        if self._model is None:
-            async with session.get(f"{self.url}/v1/models") as response:
-                await self._refuse_bad(response)
-                models = (await response.json(content_type=None))["data"]
-            self._model = str(models[0]["id"])
-        return self._model
-
-    async def _stream(self, session: aiohttp.ClientSession, body: dict[str, Any]) -> AsyncIterator[str]:
-        async with session.post(f"{self.url}/v1/chat/completions", json=body) as response:
-            await self._refuse_bad(response)
-            async for line in response.content:
-                if not line.startswith(b"data:") or line.strip() == b"data: [DONE]":
-                    continue
-                chunk = json.loads(line[5:])
-                if "error" in chunk:
-                    raise SettingError(f"{self.url}: {chunk['error'].get('message')}", field="url")
-                for choice in chunk.get("choices", ()):
-                    if piece := choice.get("delta", {}).get("content"):
-                        yield piece
-
-    async def _refuse_bad(self, response: aiohttp.ClientResponse) -> None:
-        if response.status == 200:
-            return
-        text = await response.text()
-        try:
-            message = json.loads(text)["error"]["message"]
-        except (ValueError, KeyError, TypeError):
-            message = f"answered {response.status} {response.reason}"
-        raise SettingError(f"{self.url}: {message}", field="url")
+            for number in before:
+                self._loop.remove_signal_handler(number)
+                signal.signal(number, _stop_here if number == signal.SIGTERM else signal.default_int_handler)
+        return True
 
 
-def _once(loop: asyncio.AbstractEventLoop, talk: Talk, prompt: str) -> int:
-    if not _answer(loop, talk, prompt):
-        return INTERRUPTED
-    sys.stdout.write("\n")
-    sys.stdout.flush()
-    return 0
+def _screen(environ: Mapping[str, str], *, plain: bool) -> Screen:
+    """Markdown where a terminal can show it."""
+    if plain or not sys.stdout.isatty() or environ.get("TERM", "") in ("", "dumb"):
+        return PlainScreen(sys.stdout, sys.stderr)
+    from rich.console import Console
+
+    return RichScreen(Console(file=sys.stdout), Echo(sys.stdin.fileno()))
 
 
-def _converse(loop: asyncio.AbstractEventLoop, talk: Talk) -> int:
-    print(f"talking to {talk.url}; /reset forgets, /exit leaves", file=sys.stderr)
-    while True:
-        text = _read_line()
-        if text is None or text in ("/exit", "/quit"):
-            return 0
-        if text == "/reset":
-            talk.reset()
-        elif text:
-            _answer(loop, talk, text)
-            print(flush=True)
-
-
-def _read_line() -> str | None:
-    """A line from the terminal; None at its end or at Ctrl-C."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        return input("> " if sys.stdin.isatty() else "").strip()
-    except (EOFError, KeyboardInterrupt):
-        print(file=sys.stderr)
-        return None
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _answer(loop: asyncio.AbstractEventLoop, talk: Talk, text: str) -> bool:
-    """False when it was cut short by Ctrl-C or SIGTERM: the request is aborted by closing its connection."""
-    task = loop.create_task(talk.ask(text, sys.stdout))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
-    try:
-        loop.run_until_complete(task)
-    except asyncio.CancelledError:
-        return False
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
-            signal.signal(number, _stop_here)
-    return True
+def _lines(environ: Mapping[str, str]) -> Lines:
+    if can_edit(environ):
+        history = History(state_dir(environ) / HISTORY)
+        lines = EditedLines(history, environ)
+        if history.warning:
+            print(f"warning: {history.warning}", file=sys.stderr)
+        return lines
+    return PipedLines(sys.stdin, sys.stderr if sys.stdin.isatty() else None)
 
 
 def _stop_here(number: int, frame: object) -> None:
@@ -195,12 +133,10 @@ def _temporary_url(stack: ExitStack, model: str | None) -> str:
     return server.start()
 
 
-def _options(args: argparse.Namespace) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    if args.system is not None:
-        options["system"] = args.system
-    if args.temperature is not None:
-        options["temperature"] = _TEMPERATURE.convert(args.temperature, "--temperature", "temperature")
-    if args.max_tokens is not None:
-        options["max_tokens"] = _MAX_TOKENS.convert(args.max_tokens, "--max-tokens", "max_tokens")
-    return options
+def _fields(args: argparse.Namespace) -> dict[str, Any]:
+    given = {"temperature": args.temperature, "max_tokens": args.max_tokens}
+    return {
+        name: FIELDS[name].convert(text, f"--{name.replace('_', '-')}", name)
+        for name, text in given.items()
+        if text is not None
+    }

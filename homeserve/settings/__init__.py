@@ -27,6 +27,7 @@ from homeserve.settings.places import environment as environment
 from homeserve.settings.places import log_dir as log_dir
 from homeserve.settings.places import read_api_keys as read_api_keys
 from homeserve.settings.places import runtime_dir as runtime_dir
+from homeserve.settings.places import state_dir as state_dir
 from homeserve.settings.places import toml_paths as toml_paths
 from homeserve.settings.readers import add_flags as add_flags
 from homeserve.settings.readers import load as load

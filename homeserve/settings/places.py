@@ -51,6 +51,11 @@ def log_dir(named: str | None, environ: Mapping[str, str]) -> Path | None:
         return None
     if named != "auto":
         return Path(named)
+    return state_dir(environ)
+
+
+def state_dir(environ: Mapping[str, str]) -> Path:
+    """Folder of what outlives a server and is no cache: logs, and what was typed. Not created here."""
     state = environ.get("XDG_STATE_HOME") or os.path.join(_home(environ), ".local", "state")
     return Path(state) / "homeserve"
 
