@@ -84,7 +84,7 @@ class _Hosted:
     @property
     def name(self) -> str:
         """Its name in the API; empty while nobody knows it."""
-        return self.info.id if self.info is not None else self.settings.model_id or ""
+        return self.info.id if self.info is not None else self.key
 
 
 class ModelHost:
