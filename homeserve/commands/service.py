@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from budget.page import safe
 from homeserve import settings as table
 from homeserve.commands import service_unit as unit
 from homeserve.commands.ps import duration
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 POLL_S = 0.2
 IDLE_POLLS = 50
 """A start that was asked for and of which nothing is seen for so many polls is over: somebody stopped it."""
+LAST_LINES = 8
+"""Of the log, told where a start failed."""
 NOT_ACTIVE = 1
 """Exit code of `status` where nothing serves."""
 _NOT_OF_A_SERVICE = ("ready_file",)
@@ -83,7 +86,7 @@ def _install(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         fix = "is XDG_CONFIG_HOME set in this shell alone? Then unset it, or set it at login too"
         raise ManagerError(f"systemd does not read {path}", field="service", fix=fix)
     manager.enable()
-    manager.start()
+    manager.start(service.stop_s)
     state = wait_settled(manager.state, tell=lambda status: print(f"       {status}", flush=True))
     _tell_start(state, environ, manager)
     return 0
@@ -193,6 +196,8 @@ def _tell_start(state: State, environ: Mapping[str, str], manager: Manager) -> N
     """Raises ManagerError where it did not come up."""
     if state.active != "active":
         how = _ended(state)
+        for line in manager.last_lines(LAST_LINES):
+            print(f"       {safe(line)}", file=sys.stderr)
         raise ManagerError(
             f"the service did not come up: {how}",
             field="service",

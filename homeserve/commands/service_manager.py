@@ -89,10 +89,12 @@ class Manager:
     def disable(self) -> None:
         self._do("disable", NAME)
 
-    def start(self) -> None:
-        """Asks for it and does not wait. One that failed before is tried anew."""
+    def start(self, stop_s: float) -> None:
+        """Asks for it and does not wait for it. One that runs is stopped first, so that what is seen from here on is of
+        the new one; one that failed before is tried anew."""
+        self.stop(stop_s)
         self._call("reset-failed", NAME)  # where it never failed, there is nothing to reset
-        self._do("restart", "--no-block", NAME)
+        self._do("start", "--no-block", NAME)
 
     def stop(self, limit_s: float) -> None:
         self._do("stop", NAME, limit_s=limit_s + STOP_MARGIN_S)
@@ -105,6 +107,12 @@ class Manager:
     def state(self) -> State:
         done = self._do("show", NAME, "--timestamp=unix", f"--property={','.join(_PROPERTIES)}")
         return state_of(dict(line.split("=", 1) for line in done.splitlines() if "=" in line))
+
+    def last_lines(self, count: int) -> list[str]:
+        """What the service said last, oldest first; [] where there is no journal that can be read."""
+        words = ["--user", f"--unit={NAME}", f"--lines={count}", "--output=cat", "--no-pager", "--quiet"]
+        done = self._run(["journalctl", *words])
+        return done.stdout.splitlines() if done is not None and done.returncode == 0 else []
 
     def lingers(self) -> bool | None:
         """Whether services of this user run without a login; None where nobody can tell."""

@@ -13,7 +13,7 @@ from homeserve import cli
 from homeserve.commands import service
 from homeserve.commands import service_unit as unit
 from homeserve.commands.notify import Notifier
-from homeserve.commands.service_manager import Manager, State, state_of
+from homeserve.commands.service_manager import Manager, ManagerError, State, state_of
 from homeserve.errors import SettingError
 from homeserve.settings import load
 
@@ -221,6 +221,19 @@ def test_a_manager_that_does_not_answer_is_told_with_its_words(tmp_path: Path) -
     fake.chmod(0o755)
     with pytest.raises(SettingError, match="No medium found"):
         Manager({"PATH": f"{tmp_path}:/usr/bin:/bin"}).check()
+
+
+def test_a_start_that_failed_is_told_with_what_the_server_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = tmp_path / "journalctl"
+    fake.write_text("#!/bin/sh\nprintf 'homeserve: error: the port \\033[2J is taken\\n'\n")
+    fake.chmod(0o755)
+    state = state_of({"ActiveState": "failed", "ExecMainCode": "1", "ExecMainStatus": "2"})
+    with pytest.raises(ManagerError, match="exit code 2"):
+        service._tell_start(state, {}, Manager({"PATH": f"{tmp_path}:/usr/bin:/bin"}))
+    assert "the port \\x1b[2J is taken" in capsys.readouterr().err
+    assert Manager({"PATH": "/nowhere"}).last_lines(3) == []
 
 
 # --------------------------------------------------------------------------------------------------------------- status
