@@ -42,7 +42,7 @@ class Notifier:
             return
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as out:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
                 out.setblocking(False)  # a manager that does not read holds nobody up
                 out.sendto("\n".join(lines).encode("utf-8", "replace"), address)
         except BlockingIOError:
