@@ -461,14 +461,21 @@ def test_a_question_costs_little_and_the_dear_one_is_rare(two: Run, look: Callab
         for name in ("status", "budget", "corridor", "flip")
     }
     assert times["status"] <= 62 and all("plans=0" in path for path in view.asked if path.startswith(f"{ROUTE}/status"))
+    count(two, 17, 50)
+    assert (
+        told(two, f"{ROUTE}/status?plans=0")["plans"] == [] and len(told(two, f"{ROUTE}/status?plans=3")["plans"]) == 3
+    )
+    assert len(told(two, f"{ROUTE}/status")["plans"]) > 3
     assert times["budget"] <= 7 and times["corridor"] <= 13 and times["flip"] <= 5, times
 
 
 def test_another_view_asks_nothing_of_the_box(two: Run, look: Callable[..., View]) -> None:
-    view = look(two.url).open()
+    view = look(two.url)
+    view.page.clock.install()
+    view.open()
     view.page.evaluate("location.hash = '#chat'")
     view.page.locator("#chat-view").wait_for()
-    view.page.clock.install()
+    step(view, 2000)  # a round that had begun
     view.asked.clear()
     view.page.clock.run_for(30_000)
     assert [path for path in view.asked if path.startswith(ROUTE)] == []
@@ -482,7 +489,8 @@ def test_another_view_asks_nothing_of_the_box(two: Run, look: Callable[..., View
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_on_a_phone_nothing_but_tables_scrolls_sideways(two: Run, look: Callable[..., View], scheme: str) -> None:
     view = look(two.url, PHONE, color_scheme=scheme).open()
-    assert view.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    for each in ("html", "#box-view"):
+        assert view.page.locator(each).evaluate("(each) => each.scrollWidth") == PHONE["width"]
     wide = """(all) => all.filter((each) => !each.closest(".scroll, .unseen"))
         .filter((each) => each.getBoundingClientRect().right > innerWidth + 0.5)
         .map((each) => each.outerHTML.slice(0, 90))"""
@@ -491,6 +499,7 @@ def test_on_a_phone_nothing_but_tables_scrolls_sideways(two: Run, look: Callable
         summary.click()
     regions = view.page.locator(".scroll:visible")
     assert view.page.locator("#box-view *").evaluate_all(wide) == [], "also with every table open"
+    assert view.page.locator("#box-view").evaluate("(each) => each.scrollWidth") == PHONE["width"]
     assert regions.count() >= 3
     for region in regions.all():
         assert region.get_attribute("tabindex") == "0" and region.get_attribute("aria-label")
