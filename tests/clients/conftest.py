@@ -30,6 +30,8 @@ ROOT = HERE.parents[1]
 BUILD = ROOT / "build" / "clients"
 MODEL = "smollm2"
 CLIENT_S = 300.0
+COMPAT = ("--metrics-compat", "vllm")
+"""Load tests read the server's metrics under these names."""
 _COUNT = re.compile(r'^homeserve_http_responses_total\{status="(\d+)"\} (\S+)$', re.MULTILINE)
 
 
@@ -54,7 +56,9 @@ class Row:
 def server(tmp_path_factory: pytest.TempPathFactory, smollm2: str) -> Iterator[Run]:
     """The server that all clients visit; it must drain and leave nothing."""
     box = Box(tmp_path_factory.mktemp("clients"))
-    run = box.up(smollm2, "--model-id", MODEL, "--context", "4096", "--kv-tokens", "16384", "--max-running", "8")
+    run = box.up(
+        smollm2, "--model-id", MODEL, "--context", "4096", "--kv-tokens", "16384", "--max-running", "8", *COMPAT
+    )
     try:
         yield run
         status = run.get("/v1/homeserve/status")[1]

@@ -134,7 +134,7 @@ def load_tests(url: str, tokenizer: Path, book: str) -> dict[str, tuple[str, lis
             "servebench",
             [
                 *("servebench", "run", "--url", f"{url}/v1", "--model", MODEL, "--concurrency", "1,4"),
-                *("--num-requests", "8"),
+                *("--num-requests", "8", "--scrape-metrics", "auto"),
                 *("--input-len", "64", "--output-len", "16"),
             ],
             16,
@@ -164,7 +164,7 @@ def aiperf(url: str, tokenizer: str, kind: str) -> list[str]:
 
 PROBING = ("servebench",)
 """Tools that ask for paths of other servers, to find out which engine they have before them."""
-SAYS = {"servebench": ("c=1  8 ok, 0 failed", "c=4  8 ok, 0 failed")}
+SAYS = {"servebench": ("c=1  8 ok, 0 failed", "c=4  8 ok, 0 failed", "Server Prometheus Telemetry")}
 """What tools print of requests that went well; one that was cut off in its stream fails no tool."""
 
 
@@ -191,3 +191,6 @@ def test_load_tests(
     if package == "aiperf":
         (told,) = (json.loads(file.read_text()) for file in tmp_path.rglob("profile_export_aiperf.json"))
         assert told["request_count"]["avg"] == 8 and told["error_summary"] == [] and told["is_complete"]
+        (scraped,) = (json.loads(file.read_text())["metrics"] for file in tmp_path.rglob("server_metrics_export.json"))
+        (latency,) = scraped["vllm:e2e_request_latency_seconds"]["series"]
+        assert latency["labels"] == {"model_name": MODEL} and latency["stats"]["count"] >= 8
