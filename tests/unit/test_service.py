@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +14,12 @@ import pytest
 from homeserve import cli
 from homeserve.commands import service
 from homeserve.commands import service_unit as unit
+from homeserve.commands.announce import Announcer
 from homeserve.commands.notify import Notifier
 from homeserve.commands.service_manager import Manager, ManagerError, State, state_of
 from homeserve.errors import SettingError
-from homeserve.settings import load
+from homeserve.server.context import LoadProgress
+from homeserve.settings import Settings, load
 
 MODEL = str(Path(__file__).parents[1] / "data" / "counter.gguf")
 
@@ -317,6 +321,16 @@ def test_ready_is_told_once_and_statuses_before_it(heard: socket.socket) -> None
         "READY=1\nSTATUS=http://x serves a READY=0",
         "STOPPING=1\nSTATUS=draining",
     ]
+
+
+def test_who_started_the_server_hears_how_far_it_is_and_then_that_it_is_ready(heard: socket.socket) -> None:
+    announcer = Announcer(Settings(), io.StringIO(), Notifier(heard.getsockname()))
+    announcer.on_progress(LoadProgress("reading the model", 10, 40))
+    announcer.on_progress(LoadProgress("starting the worker"))
+    assert [heard.recv(4096) for _ in range(2)] == [b"STATUS=reading the model 25 %", b"STATUS=starting the worker"]
+    model: Any = SimpleNamespace(id="m")
+    announcer.on_ready("http://127.0.0.1:1", model, 1.0)
+    assert heard.recv(4096) == b"READY=1\nSTATUS=http://127.0.0.1:1 serves m"
 
 
 def test_a_manager_that_is_gone_is_said_once_and_stops_nothing(capsys: pytest.CaptureFixture[str]) -> None:
