@@ -28,7 +28,18 @@ from prometheus_client.parser import text_string_to_metric_families
 ROOT = Path(__file__).parents[2]
 COUNTER = ROOT / "tests" / "data" / "counter.gguf"
 DEPLOY = ROOT / "docs" / "deploy"
-FLAGS = ("--devices", "cpu:2", "--layout", "pipeline", "--flip", "manual", "--threads", "1", "--draft", "3")
+FLAGS: tuple[str, ...] = (
+    "--devices",
+    "cpu:2",
+    "--layout",
+    "pipeline",
+    "--flip",
+    "manual",
+    "--threads",
+    "1",
+    "--draft",
+    "3",
+)
 FLAGS += ("--context", "1024", "--kv-tokens", "8192", "--max-running", "8", "--rate-limit-requests", "100000")
 KEY = "scrape-me"
 WITHIN_S = 120.0

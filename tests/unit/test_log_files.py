@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -166,13 +166,13 @@ def test_what_a_terminal_would_obey_is_not_printed(
     monkeypatch.chdir(tmp_path)
     environ = {"HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
     asked: Any = {"port": None, "follow": False, "lines": None, "json": False, "log_dir": None}
-    assert logs.run(SimpleNamespace(**asked), environ) == 0
+    assert logs.run(argparse.Namespace(**asked), environ) == 0
     out, err = capsys.readouterr()
     assert "gone" in out and "\x1b" not in out and "the last one" in err
-    assert logs.run(SimpleNamespace(**(asked | {"json": True})), environ) == 0
+    assert logs.run(argparse.Namespace(**(asked | {"json": True})), environ) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["event"] == "\x1b[2Jgone" and err == ""
     path.unlink()
     with pytest.raises(SettingError, match="no server runs"):
-        logs.run(SimpleNamespace(**asked), environ)
+        logs.run(argparse.Namespace(**asked), environ)
     assert log_files.FILE_BYTES == 4 << 20
