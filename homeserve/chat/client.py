@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from homeserve.chat.clean import cleaned
 from homeserve.errors import SettingError
 
 if TYPE_CHECKING:
@@ -82,17 +84,16 @@ class Client:
 
     async def models(self) -> list[ListedModel]:
         """Raises SettingError."""
-        async with self._session() as session, session.get(f"{self.url}/v1/models") as response:
-            await self._refuse_bad(response)
-            found = (await response.json(content_type=None))["data"]
-        return [ListedModel(str(each["id"]), str(each.get("homeserve", {}).get("state", ""))) for each in found]
+        with self._told():
+            async with self._session() as session, session.get(f"{self.url}/v1/models") as response:
+                await self._refuse_bad(response)
+                found = (await response.json(content_type=None))["data"]
+            return [ListedModel(str(each["id"]), str((each.get("homeserve") or {}).get("state", ""))) for each in found]
 
     async def ask(self, messages: Sequence[Mapping[str, str]], fields: Mapping[str, Any]) -> AsyncIterator[Piece]:
         """The answer to a conversation. Raises SettingError for what the server refuses, and where it goes away."""
-        import aiohttp
-
         body = {"messages": messages, "stream": True, "stream_options": {"include_usage": True}, **fields}
-        try:
+        with self._told():
             async with self._session() as session:
                 while True:
                     async with session.post(f"{self.url}/v1/chat/completions", json=body) as response:
@@ -103,8 +104,18 @@ class Client:
                             return
                     yield Waits(await self._how_far(session))
                     await self._sleep(RETRY_S)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """What fails on the way, and an answer that is none, as SettingErrors."""
+        import aiohttp
+
+        try:
+            yield
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise self._gone(str(error) or "no answer") from None
+            raise self._gone(cleaned(str(error)) or "no answer") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self._gone(f"what it answers is not understood ({type(error).__name__})") from None
 
     async def _pieces(self, response: aiohttp.ClientResponse) -> AsyncIterator[Piece]:
         finish, whole = None, False
@@ -116,7 +127,8 @@ class Client:
                 continue
             chunk = json.loads(line[5:])
             if "error" in chunk:
-                raise SettingError(f"{self.url}: {chunk['error'].get('message')}", field="url", fix="ask again: /retry")
+                message = cleaned(str(chunk["error"].get("message")))
+                raise SettingError(f"{self.url}: {message}", field="url")
             for choice in chunk.get("choices") or ():
                 finish = choice.get("finish_reason") or finish
                 delta = choice.get("delta") or {}
@@ -143,8 +155,8 @@ class Client:
         if response.status == 200:
             return
         error = _error_of(await response.text())
-        message = error.get("message") or f"answered {response.status} {response.reason}"
-        raise SettingError(f"{self.url}: {message}", field="url", fix=_ADVICE.get(error.get("code") or ""))
+        message = cleaned(str(error.get("message") or f"answered {response.status} {response.reason}"))
+        raise SettingError(f"{self.url}: {message}", field="url", fix=_ADVICE.get(str(error.get("code"))))
 
     def _gone(self, why: str) -> SettingError:
         return SettingError(f"{self.url}: {why}", field="url", fix="see homeserve ps")

@@ -86,7 +86,7 @@ class Conversation:
             found = json.loads(text)
             said = [Message(entry["role"], entry["content"]) for entry in found["messages"]]
             system = found["system"]
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise BadFile("is no conversation that /save has written as .json") from error
         if not isinstance(system, str) or not all(isinstance(each.content, str) for each in said):
             raise BadFile("has what is no text among its messages")

@@ -17,7 +17,7 @@ class Echo:
     def off(self) -> None:
         try:
             now = termios.tcgetattr(self._descriptor)
-        except termios.error:
+        except (termios.error, ValueError, OSError):
             return
         self._before = [*now]
         now[3] &= ~(termios.ECHO | termios.ECHOCTL)

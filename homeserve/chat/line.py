@@ -7,10 +7,12 @@ lines of three double quotes.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
@@ -28,31 +30,36 @@ HISTORY_BYTES_MAX = 1 << 20
 
 
 class Lines(Protocol):
+    by_hand: bool
+    """Whether a person types them, who reads what is wrong with one and goes on."""
+
     def read(self, begun: str = "") -> str | None:
         """A message, perhaps one that is `begun`; None at the end of all. Raises KeyboardInterrupt."""
 
 
 class History:
     """What was typed, the last HISTORY_MAX messages: a file of the user's alone, a JSON text on each line. One that
-    cannot be read or written costs the history and not the chat: `warning` says why."""
+    cannot be read or written costs the history and not the chat: `warn` gets why, once."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
         self._path = path
-        self.warning = ""
+        self._warn_user = warn
+        self._broken = False
 
     def load(self) -> list[str]:
         """The oldest first."""
         try:
-            with self._path.open("rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - HISTORY_BYTES_MAX))
-                lines = file.read().decode(errors="replace").splitlines()
+            with self._open(os.O_RDONLY, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                file.seek(max(0, size - HISTORY_BYTES_MAX))
+                lines = file.read(HISTORY_BYTES_MAX).decode(errors="replace").splitlines()
         except FileNotFoundError:
             return []
         except OSError as error:
             self._warn(error)
             return []
         kept = [text for line in lines if (text := _text_of(line))][-HISTORY_MAX:]
-        if len(lines) > 2 * HISTORY_MAX:
+        if len(lines) > 2 * HISTORY_MAX or size > HISTORY_BYTES_MAX:
             self._write(kept, "w")
         return kept
 
@@ -60,18 +67,29 @@ class History:
         self._write([text], "a")
 
     def _write(self, texts: Iterable[str], mode: str) -> None:
-        if self.warning:
+        if self._broken:
             return
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_APPEND if mode == "a" else os.O_TRUNC)
-            with open(os.open(self._path, flags, 0o600), mode, encoding="utf-8") as file:
+            flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if mode == "a" else os.O_TRUNC)
+            with self._open(flags, mode) as file:
+                os.fchmod(file.fileno(), 0o600)
                 file.writelines(json.dumps(text) + "\n" for text in texts)
         except OSError as error:
             self._warn(error)
 
+    def _open(self, flags: int, mode: str) -> IO[Any]:
+        """Not waiting for the other end, where somebody has put a pipe there. Raises OSError."""
+        number = os.open(self._path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            os.close(number)
+            raise OSError(errno.EINVAL, "is no file")
+        return open(number, mode, encoding=None if "b" in mode else "utf-8")
+
     def _warn(self, error: OSError) -> None:
-        self.warning = f"what is typed is not kept: {self._path}: {error.strerror}"
+        if not self._broken:
+            self._broken = True
+            self._warn_user(f"what is typed is not kept: {self._path}: {error.strerror}")
 
 
 def _text_of(line: str) -> str:
@@ -88,17 +106,17 @@ class PipedLines:
 
     def __init__(self, source: IO[str], prompts: IO[str] | None) -> None:
         self._source, self._prompts = source, prompts
+        self.by_hand = prompts is not None
 
     def read(self, begun: str = "") -> str | None:
-        if begun:
-            return begun
+        """What is begun cannot be changed here, and is left out."""
         line = self._line(PROMPT)
-        if line is None or line.strip() != QUOTES:
+        if line is None or not line.strip().startswith(QUOTES):
             return line if line is None else line.strip()
-        lines: list[str] = []
-        while (line := self._line(GOES_ON)) is not None and line.strip() != QUOTES:
-            lines.append(line)
-        return "\n".join(lines)
+        text = line.strip().removeprefix(QUOTES)
+        while not text.rstrip().endswith(QUOTES) and (line := self._line(GOES_ON)) is not None:
+            text += f"\n{line}"
+        return text.rstrip().removesuffix(QUOTES).strip("\n")
 
     def _line(self, prompt: str) -> str | None:
         if self._prompts is not None:
@@ -110,6 +128,8 @@ class PipedLines:
 
 class EditedLines:
     """prompt_toolkit's editor, on the terminal of standard input."""
+
+    by_hand = True
 
     def __init__(self, history: History, environ: Mapping[str, str]) -> None:
         from prompt_toolkit import PromptSession
@@ -141,12 +161,21 @@ class EditedLines:
 
 
 def _keys() -> KeyBindings:
-    """Enter sends; Alt-Enter and Ctrl-J, which terminals can tell from it, begin a line."""
+    """Enter sends; Alt-Enter and Ctrl-J, which terminals can tell from it, begin a line. Ctrl-C gives up what was
+    typed, and leaves where nothing was."""
+    from prompt_toolkit.filters import is_searching
     from prompt_toolkit.key_binding import KeyBindings
 
     keys = KeyBindings()
 
-    @keys.add("enter")
+    @keys.add("c-c", filter=~is_searching)
+    def give_up(event: Any) -> None:
+        if event.current_buffer.text:
+            event.current_buffer.reset()
+        else:
+            event.app.exit(exception=KeyboardInterrupt, style="class:aborting")
+
+    @keys.add("enter", filter=~is_searching)
     def send(event: Any) -> None:
         event.current_buffer.validate_and_handle()
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import textwrap
 from dataclasses import dataclass
+
+from homeserve.errors import SettingError
 
 SLASH = "/"
 
@@ -39,8 +42,8 @@ _ALIASES = {"quit": "exit", "new": "reset", "clear": "reset", "regenerate": "ret
 _BY_NAME = {order.name: order for order in ORDERS}
 
 
-class BadOrder(ValueError):
-    """Why a line is none of the orders."""
+class BadOrder(SettingError):
+    """Why a line is none of the orders, or one that cannot be done."""
 
 
 @dataclass(frozen=True)
@@ -77,4 +80,7 @@ def help_text(width: int) -> str:
     column = max(len(order.usage) for order in ORDERS) + 2
     if column + 30 > width:
         return "\n".join(f"{order.usage}\n  {order.help}" for order in ORDERS)
-    return "\n".join(f"{order.usage:{column}}{order.help}" for order in ORDERS)
+    indent = " " * column
+    return "\n".join(
+        textwrap.fill(f"{order.usage:{column}}{order.help}", width, subsequent_indent=indent) for order in ORDERS
+    )

@@ -22,6 +22,7 @@ from homeserve.chat.echo import Echo
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
+    from rich.text import Text
 
 FRAME_S = 1 / 15
 THOUGHT_LINES = 4
@@ -100,22 +101,22 @@ class RichScreen:
         self._echo.off()
         self._live = Live(console=self._console, auto_refresh=False, transient=True, vertical_overflow="crop")
         self._live.start()
+        self._draw(lambda: self._dim("…"))
 
     def waits(self, text: str) -> None:
-        self._draw(self._dim(cleaned(text)), at_once=True)
+        self._draw(lambda: self._dim(cleaned(text)), at_once=True)
 
     def thought(self, text: str) -> None:
         if not self._thought:
             self._thinking_since = self._clock()
-        self._thought += cleaned(text)
-        lines = self._thought[-THOUGHT_LINES * self._console.width :].splitlines()[-THOUGHT_LINES:]
-        self._draw(self._dim("\n".join(lines)))
+        self._thought = (self._thought + cleaned(text))[-BLOCK_CHARS_MAX:] or " "
+        self._draw(self._end_of_thought)
 
     def text(self, text: str) -> None:
         self._end_thought()
         for block in self._blocks.feed(cleaned(text)):
             self._print(block)
-        self._draw(self._open_block())
+        self._draw(self._open_block)
 
     def end(self) -> None:
         self._end_thought()
@@ -135,12 +136,12 @@ class RichScreen:
         if self._thought:
             seconds = self._clock() - self._thinking_since
             self._thought = ""
-            self._draw("", at_once=True)
+            self._erase()
             self.note(f"thought for {seconds:.1f} s")
 
     def _print(self, block: str) -> None:
         """For good, above what is drawn."""
-        self._draw("", at_once=True)
+        self._erase()
         self._console.print(_markdown(block))
         self._console.print()
 
@@ -148,21 +149,29 @@ class RichScreen:
         from rich.text import Text
 
         text = self._blocks.open
-        if len(text) > BLOCK_CHARS_MAX:  # one line without an end
-            return Text(text[-self._console.width * 4 :])
         width, most = self._console.width, max(1, self._console.height - _SPARE_LINES)
         lines = self._console.render_lines(_markdown(text), self._console.options.update(width=width), pad=False)
         return Text("\n").join(
             Text.assemble(*((part.text, part.style or "") for part in line)) for line in lines[-most:]
         )
 
-    def _draw(self, what: RenderableType, *, at_once: bool = False) -> None:
+    def _end_of_thought(self) -> RenderableType:
+        """Its last lines, as the screen breaks them."""
+        lines = list(self._dim(self._thought).wrap(self._console, self._console.width))
+        return self._dim("\n").join(lines[-THOUGHT_LINES:])
+
+    def _draw(self, what: Callable[[], RenderableType], *, at_once: bool = False) -> None:
+        """`what` is made only when it is time for it."""
         now = self._clock()
         if self._live is not None and (at_once or now - self._drawn >= FRAME_S):
+            self._live.update(what(), refresh=True)
             self._drawn = now
-            self._live.update(what, refresh=True)
 
-    def _dim(self, text: str) -> RenderableType:
+    def _erase(self) -> None:
+        if self._live is not None:
+            self._live.update("", refresh=True)
+
+    def _dim(self, text: str) -> Text:
         from rich.text import Text
 
         return Text(text, style="dim")

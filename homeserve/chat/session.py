@@ -52,23 +52,25 @@ class Session:
         self._width = width
         self._quiet = quiet
         self._facts: Facts | None = None
+        self._taken_back = ""
+        """By /undo, for /edit."""
         self._begun = ""
         """What the next line begins with."""
 
     def converse(self, lines: Lines) -> None:
-        """Until somebody leaves. An error of one question is told, and the next one may be asked."""
+        """Until somebody leaves. An error of one question is told, and the next one may be asked; where nobody sits
+        there, it is the end. Raises HomeserveError."""
         while True:
             begun, self._begun = self._begun, ""
             try:
                 line = lines.read(begun)
+                if line is None or (line and not self.take(line)):
+                    return
             except KeyboardInterrupt:
                 return
-            if line is None:
-                return
-            try:
-                if line and not self.take(line):
-                    return
-            except (HomeserveError, BadOrder) as error:
+            except HomeserveError as error:
+                if not lines.by_hand:
+                    raise
                 self._tell(error)
 
     def take(self, line: str) -> bool:
@@ -87,9 +89,14 @@ class Session:
         HomeserveError."""
         answer: list[str] = []
         facts: list[Facts] = []
+        self._facts = None
         self._screen.begin()
         try:
             whole = self._run(self._answer(self.conversation.asking(question), answer, facts))
+        except HomeserveError as error:
+            if answer and not error.fix:
+                error.fix = "what came of the answer is kept; /retry asks again"
+            raise
         finally:
             self._screen.end()
             self.conversation.answered("".join(answer))
@@ -114,9 +121,8 @@ class Session:
                 else:
                     facts.append(piece)
 
-    def _tell(self, error: HomeserveError | BadOrder) -> None:
-        fix = getattr(error, "fix", None)
-        self._screen.note(f"error: {error}" + (f"\n  {fix}" if fix and fix not in str(error) else ""))
+    def _tell(self, error: HomeserveError) -> None:
+        self._screen.note(f"error: {error.message}" + (f"\n  {error.fix}" if error.fix else ""))
         if self.conversation.unanswered:
             self._screen.note("the question is kept: /retry asks it again, /edit changes it")
 
@@ -139,6 +145,7 @@ class Session:
         self._begun = self.conversation.undo()
         if not self._begun:
             raise BadOrder("nothing was asked yet")
+        self._taken_back = self._begun
         self._screen.note("taken back")
 
     def _order_edit(self, order: Given) -> None:
@@ -147,14 +154,14 @@ class Session:
             raise BadOrder("/edit: neither $VISUAL nor $EDITOR names an editor")
         with tempfile.TemporaryDirectory(prefix="homeserve-chat-") as folder:
             path = Path(folder, "message.md")
-            path.write_text(self.conversation.unanswered, encoding="utf-8")
+            path.write_text(self.conversation.unanswered or self._taken_back, encoding="utf-8", errors="replace")
             try:
                 code = subprocess.run([*shlex.split(editor), str(path)], check=False).returncode
             except (OSError, ValueError) as error:
                 raise BadOrder(f"/edit: {editor}: {error}") from error
             text = path.read_text(encoding="utf-8", errors="replace").strip() if code == 0 else ""
         if text:
-            self.conversation.unanswered = ""
+            self.conversation.unanswered = self._taken_back = ""
             self.ask(text)
         else:
             self._screen.note("nothing to ask")
@@ -199,7 +206,7 @@ class Session:
         path = Path(order.argument).expanduser()
         text = self.conversation.as_json() if path.suffix == ".json" else self.conversation.as_markdown()
         try:
-            with open(path, "x", encoding="utf-8") as file:
+            with open(path, "x", encoding="utf-8", errors="replace") as file:
                 file.write(text)
         except FileExistsError:
             raise BadOrder(f"/save: {path} is there already; name another file") from None
@@ -213,10 +220,10 @@ class Session:
             if path.stat().st_size > FILE_BYTES_MAX:
                 raise BadOrder(f"/load: {path} is larger than {FILE_BYTES_MAX >> 20} MiB")
             self.conversation.read(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadOrder(f"/load: {path}: {getattr(error, 'strerror', None) or 'is no text'}") from error
         except BadFile as error:
             raise BadOrder(f"/load: {path} {error}") from error
+        except (OSError, ValueError) as error:
+            raise BadOrder(f"/load: {path}: {getattr(error, 'strerror', None) or 'is no text'}") from error
         self._screen.note(f"{len(self.conversation.messages)} messages; go on")
 
     def _order_stats(self, order: Given) -> None:

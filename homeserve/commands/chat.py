@@ -7,6 +7,7 @@ sends, Alt-Enter or Ctrl-J begins a line, Ctrl-C cuts an answer short, /help lis
 from __future__ import annotations
 
 import asyncio
+import io
 import shutil
 import signal
 import sys
@@ -49,6 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if args.url and args.model:
         raise SettingError("MODEL is for a temporary server, and --url names one", field="url", fix="leave one out")
+    _any_text()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop_here)
     with ExitStack() as stack:
         url = args.url or _running_url(environ, args.model) or _temporary_url(stack, args.model)
         loop = asyncio.new_event_loop()
@@ -63,34 +67,48 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             fields=_fields(args),
             environ=environ,
             width=lambda: max(COLUMNS_LEAST, shutil.get_terminal_size().columns),
-            quiet=args.quiet or alone,
+            quiet=args.quiet or alone or not sys.stdin.isatty(),
         )
         if alone:
             return 0 if session.ask(args.prompt) else INTERRUPTED
         print(f"talking to {client.url}; /help lists what it knows, Ctrl-D leaves", file=sys.stderr)
-        session.converse(_lines(environ))
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            session.converse(_lines(environ))
+        finally:
+            signal.signal(signal.SIGINT, _stop_here)
         return 0
 
 
 class _Runner:
-    """Runs a coroutine so that Ctrl-C or SIGTERM cuts it short: a request is aborted by closing its connection."""
+    """Runs a coroutine so that a signal cuts it short: a request is aborted by closing its connection. Behind Ctrl-C a
+    conversation goes on, behind SIGTERM it does not."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
 
     def __call__(self, work: Coroutine[Any, Any, None]) -> bool:
         task = self._loop.create_task(work)
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        for number in before:
-            self._loop.add_signal_handler(number, task.cancel)
+        caught: list[int] = []
+        before = signal.getsignal(signal.SIGINT)
+
+        def cut(number: int) -> None:
+            caught.append(number)
+            task.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.add_signal_handler(number, cut, number)
         try:
             self._loop.run_until_complete(task)
         except asyncio.CancelledError:
+            if signal.SIGTERM in caught:
+                raise SystemExit(INTERRUPTED) from None
             return False
         finally:
-            for number in before:
+            for number in (signal.SIGINT, signal.SIGTERM):
                 self._loop.remove_signal_handler(number)
-                signal.signal(number, _stop_here if number == signal.SIGTERM else signal.default_int_handler)
+            signal.signal(signal.SIGTERM, _stop_here)
+            signal.signal(signal.SIGINT, before)
         return True
 
 
@@ -105,12 +123,19 @@ def _screen(environ: Mapping[str, str], *, plain: bool) -> Screen:
 
 def _lines(environ: Mapping[str, str]) -> Lines:
     if can_edit(environ):
-        history = History(state_dir(environ) / HISTORY)
-        lines = EditedLines(history, environ)
-        if history.warning:
-            print(f"warning: {history.warning}", file=sys.stderr)
-        return lines
+        return EditedLines(History(state_dir(environ) / HISTORY, _warn), environ)
     return PipedLines(sys.stdin, sys.stderr if sys.stdin.isatty() else None)
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+def _any_text() -> None:
+    """What the locale has no byte for is shown as ?, and what it cannot read is no reason to end."""
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _stop_here(number: int, frame: object) -> None:
@@ -125,8 +150,6 @@ def _running_url(environ: Mapping[str, str], model: str | None) -> str | None:
 
 
 def _temporary_url(stack: ExitStack, model: str | None) -> str:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop_here)
     server = TemporaryServer(model)
     stack.callback(server.stop)
     print("no server runs; starting a temporary one …", file=sys.stderr, flush=True)
