@@ -27,6 +27,7 @@ SCRIPTS = (
     "kept",
     "markdown",
     "inline",
+    "highlight",
     "box",
     "charts",
     "nodes",
