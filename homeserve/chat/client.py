@@ -109,12 +109,13 @@ class Client:
     def _told(self) -> Iterator[None]:
         """What fails on the way, and an answer that is none, as SettingErrors."""
         import aiohttp
+        from aiohttp.http_exceptions import HttpProcessingError
 
         try:
             yield
         except (aiohttp.ClientError, TimeoutError) as error:
             raise self._gone(cleaned(str(error)) or "no answer") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (HttpProcessingError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._gone(f"what it answers is not understood ({type(error).__name__})") from None
 
     async def _pieces(self, response: aiohttp.ClientResponse) -> AsyncIterator[Piece]:
