@@ -29,8 +29,8 @@ BIN = Path(sys.executable).parent
 
 FOLDERS = {
     "fast": ("contract", "unit"),
-    "full": ("contract", "unit", "kernel", "process", "model", "flip", "server", "clients"),
-    "slow": ("contract", "unit", "kernel", "process", "model", "flip", "server", "clients"),
+    "full": ("contract", "unit", "kernel", "process", "model", "flip", "server", "clients", "page"),
+    "slow": ("contract", "unit", "kernel", "process", "model", "flip", "server", "clients", "page"),
 }
 FOLDER_LIMIT_S = {"fast": 600, "full": 2400, "slow": 3 * 3600}
 """The longest that one folder may take; a hang of pytest itself ends here."""
