@@ -15,6 +15,7 @@ import pytest
 from box import Box, Run
 from box_view import COUNTER, OTHER, ROUTE, SIZES, TWO, View, count, mib, shown, signed, told
 
+pytestmark = pytest.mark.timeout(300)
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1440, "height": 900}
 
 
@@ -503,6 +504,19 @@ def test_on_a_phone_nothing_but_tables_scrolls_sideways(two: Run, look: Callable
     assert regions.count() >= 3
     for region in regions.all():
         assert region.get_attribute("tabindex") == "0" and region.get_attribute("aria-label")
+
+
+@pytest.mark.parametrize(("scheme", "size"), [("light", DESK), ("dark", PHONE)], ids=("light desk", "dark phone"))
+def test_axe_finds_nothing_with_every_table_open(
+    two: Run, look: Callable[..., View], axe: str, scheme: str, size: dict[str, int]
+) -> None:
+    view = look(two.url, size, color_scheme=scheme).open()
+    for summary in view.page.locator("#box-view summary:visible").all():
+        if not summary.evaluate("(each) => each.parentElement.open"):
+            summary.click()
+    view.page.evaluate(f"{axe}; 0")
+    found = view.page.evaluate("axe.run(document)")["violations"]
+    assert [(each["id"], each["nodes"][0]["html"][:120]) for each in found] == []
 
 
 def test_parts_of_memory_are_read_by_arrow_keys(two: Run, look: Callable[..., View]) -> None:
