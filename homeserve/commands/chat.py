@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import shutil
 import signal
 import sys
@@ -50,6 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if args.url and args.model:
         raise SettingError("MODEL is for a temporary server, and --url names one", field="url", fix="leave one out")
+    if args.url and not args.url.startswith(("http://", "https://")):
+        raise SettingError(f"--url {args.url}: is no URL", field="url", fix="give one such as http://127.0.0.1:8000")
     _any_text()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop_here)
@@ -63,14 +66,14 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             client,
             _screen(environ, plain=args.plain or alone),
             _Runner(loop),
-            conversation=Conversation(args.system or ""),
+            conversation=Conversation(_typed(args.system or "")),
             fields=_fields(args),
             environ=environ,
             width=lambda: max(COLUMNS_LEAST, shutil.get_terminal_size().columns),
             quiet=args.quiet or alone or not sys.stdin.isatty(),
         )
         if alone:
-            return 0 if session.ask(args.prompt) else INTERRUPTED
+            return 0 if session.ask(_typed(args.prompt)) else INTERRUPTED
         print(f"talking to {client.url}; /help lists what it knows, Ctrl-D leaves", file=sys.stderr)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
@@ -136,6 +139,11 @@ def _any_text() -> None:
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+def _typed(text: str) -> str:
+    """An argument, also where the locale has no such characters: a terminal's bytes are UTF-8 all the same."""
+    return os.fsencode(text).decode(errors="replace")
 
 
 def _stop_here(number: int, frame: object) -> None:

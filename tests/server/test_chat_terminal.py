@@ -6,14 +6,17 @@ import fcntl
 import json
 import os
 import pty
+import re
 import select
 import signal
 import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pyte
@@ -39,6 +42,10 @@ class Terminal:
         self._screen = pyte.HistoryScreen(columns, rows, history=5000)
         self._stream = pyte.ByteStream(self._screen)
         self.raw = b""
+
+    def resize(self, columns: int, rows: int) -> None:
+        self._screen.resize(rows, columns)
+        fcntl.ioctl(self._descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def type(self, text: str) -> None:
         os.write(self._descriptor, text.encode())
@@ -118,7 +125,7 @@ def test_a_conversation(terminal: Any) -> None:
     chat.wait("the second answer", lambda: chat.text.count("first after") == 2)
     assert "> two\n. lines" in chat.text
     chat.type("/set temperature 9" + ENTER)
-    chat.wait("an error", lambda: "error: temperature: 9.0 is outside 0 to 2" in chat.text)
+    chat.wait("an error", lambda: "error: temperature: 9 is outside 0 to 2" in chat.text)
     chat.wait_prompt()
     chat.type(CTRL_D)
     assert chat.wait_end() == 0
@@ -166,7 +173,8 @@ def test_no_color_means_no_color(terminal: Any) -> None:
     chat = terminal(NO_COLOR="1")
     chat.type("Say hi." + ENTER)
     chat.wait("an answer with its numbers", lambda: "first after" in chat.text)
-    assert b"\x1b[3" not in chat.raw.replace(b"\x1b[3m", b"") and b"\x1b[9" not in chat.raw
+    styles = {int(number) for found in re.findall(rb"\x1b\[([\d;]+)m", chat.raw) for number in found.split(b";")}
+    assert styles and not styles & {*range(30, 39), *range(40, 49), *range(90, 108)}
 
 
 def test_a_dumb_terminal_gets_plain_text(box: Box, server: Run) -> None:
@@ -225,3 +233,63 @@ def test_without_a_terminal_lines_are_questions_and_answers_are_all_of_stdout(bo
     assert run.returncode == 0, run.stderr
     assert "Paris" in run.stdout and "\x1b" not in run.stdout + run.stderr
     assert "first after" not in run.stdout + run.stderr
+
+
+def test_what_is_pasted_is_one_message_and_can_be_searched(terminal: Any, box: Box) -> None:
+    chat = terminal()
+    chat.type("\x1b[200~Say hi.\nIn French.\x1b[201~")
+    chat.wait("both lines", lambda: "> Say hi.\n. In French." in chat.text)
+    chat.type(ENTER)
+    chat.wait("one answer with its numbers", lambda: "first after" in chat.text)
+    chat.wait_prompt()
+    assert chat.text.count("first after") == 1
+    chat.type(CTRL_R + "Fren")
+    chat.wait("what was found", lambda: chat.text.count("In French.") == 2)
+    chat.type(CTRL_C)
+    history = box.folder / "state" / "homeserve" / "chat_history"
+    assert [json.loads(line) for line in history.read_text().splitlines()] == ["Say hi.\nIn French."]
+
+
+def test_a_terminal_may_be_resized_while_an_answer_comes(terminal: Any, server: Run) -> None:
+    chat = terminal("--url", server.url, "--temperature", "0", "--max-tokens", "120", columns=100)
+    chat.type("Write a very long story about a dragon." + ENTER)
+    chat.wait("a part of the answer", lambda: len(chat.text) > 250)
+    chat.resize(40, 20)
+    chat.wait("its numbers", lambda: "first after" in chat.text.replace("\n", " "))
+    chat.wait_prompt()
+
+
+def hostile_server() -> ThreadingHTTPServer:
+    """Every answer of it gives orders to the terminal."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.end_headers()
+            for text in ("\x1b]0;owned\x07", "\x1b[2J", "a\x9b31mb\n\n", "```\n\x1b]52;c;QQ==\x07\n```\n", "ended"):
+                chunk = {"choices": [{"delta": {"content": text}}]}
+                self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+            self.wfile.write(b"data: [DONE]\n\n")
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Not to the test's stderr."""
+
+    return ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+
+@pytest.mark.parametrize("flags", [(), ("--plain",)])
+def test_what_a_model_writes_is_no_order_to_the_terminal(terminal: Any, flags: tuple[str, ...]) -> None:
+    with hostile_server() as hostile:
+        thread = threading.Thread(target=hostile.serve_forever)
+        thread.start()
+        try:
+            chat = terminal("--url", f"http://127.0.0.1:{hostile.server_address[1]}", *flags)
+            chat.type("x" + ENTER)
+            chat.wait("the end", lambda: "ended" in chat.text)
+            chat.wait_prompt()
+        finally:
+            hostile.shutdown()
+            thread.join()
+    assert "^[]0;owned^G^[[2Ja\\x9b31mb" in chat.text and "^[]52;c;QQ==^G" in chat.text
+    assert not any(order in chat.raw for order in (b"\x1b]", b"\x1b[2J", b"\xc2\x9b", b"\x07"))
