@@ -6,6 +6,7 @@ import hashlib
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from box import Box, Run, wait_until
 from playwright.sync_api import sync_playwright
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # what the tests of the page share lies beside them
 ROOT = HERE.parents[1]
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
