@@ -79,7 +79,9 @@ def help_text(width: int) -> str:
     """Usage and help side by side, or below each other where the terminal is narrow."""
     column = max(len(order.usage) for order in ORDERS) + 2
     if column + 30 > width:
-        return "\n".join(f"{order.usage}\n  {order.help}" for order in ORDERS)
+        return "\n".join(
+            f"{order.usage}\n{textwrap.indent(textwrap.fill(order.help, width - 2), '  ')}" for order in ORDERS
+        )
     indent = " " * column
     return "\n".join(
         textwrap.fill(f"{order.usage:{column}}{order.help}", width, subsequent_indent=indent) for order in ORDERS

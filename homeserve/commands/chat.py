@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 HISTORY = "chat_history"
 COLUMNS_LEAST = 20
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+"""What ends a chat wherever it is; the second is what comes when its window is closed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +56,7 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if args.url and not args.url.startswith(("http://", "https://")):
         raise SettingError(f"--url {args.url}: is no URL", field="url", fix="give one such as http://127.0.0.1:8000")
     _any_text()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, *_ENDING):
         signal.signal(number, _stop_here)
     with ExitStack() as stack:
         url = args.url or _running_url(environ, args.model) or _temporary_url(stack, args.model)
@@ -85,7 +87,7 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 class _Runner:
     """Runs a coroutine so that a signal cuts it short: a request is aborted by closing its connection. Behind Ctrl-C a
-    conversation goes on, behind SIGTERM it does not."""
+    conversation goes on, behind others it does not."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -99,18 +101,18 @@ class _Runner:
             caught.append(number)
             task.cancel()
 
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, *_ENDING):
             self._loop.add_signal_handler(number, cut, number)
         try:
             self._loop.run_until_complete(task)
         except asyncio.CancelledError:
-            if signal.SIGTERM in caught:
+            if set(caught) & set(_ENDING):
                 raise SystemExit(INTERRUPTED) from None
             return False
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, *_ENDING):
                 self._loop.remove_signal_handler(number)
-            signal.signal(signal.SIGTERM, _stop_here)
+                signal.signal(number, _stop_here)
             signal.signal(signal.SIGINT, before)
         return True
 

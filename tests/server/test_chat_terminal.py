@@ -17,13 +17,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pyte
 import pytest
-from box import Box, Run
+from box import Box, Run, children
 
 LIMIT_S = 20.0
+COUNTER = str(Path(__file__).parents[1] / "data" / "counter.gguf")
 ENTER, NEXT_LINE, CTRL_C, CTRL_D, CTRL_R, UP = "\r", "\x1b\r", "\x03", "\x04", "\x12", "\x1b[A"
 
 
@@ -293,3 +295,23 @@ def test_what_a_model_writes_is_no_order_to_the_terminal(terminal: Any, flags: t
             thread.join()
     assert "^[]0;owned^G^[[2Ja\\x9b31mb" in chat.text and "^[]52;c;QQ==^G" in chat.text
     assert not any(order in chat.raw for order in (b"\x1b]", b"\x1b[2J", b"\xc2\x9b", b"\x07"))
+
+
+@pytest.mark.parametrize("how", ["ctrl-d", "window closed", "SIGTERM"])
+def test_a_temporary_server_goes_with_the_chat(box: Box, wait_until: Any, how: str) -> None:
+    chat = Terminal(box, COUNTER)
+    try:
+        chat.wait_prompt()
+        below = children(chat.process.pid)
+        servers = set().union(*map(children, below))
+        assert servers, "it has a server"
+        if how == "ctrl-d":
+            chat.type(CTRL_D)
+            assert chat.wait_end() == 0
+        elif how == "SIGTERM":
+            for pid in below:
+                os.kill(pid, signal.SIGTERM)
+            assert chat.wait_end() == 130
+    finally:
+        chat.close()
+    wait_until("its server has ended", lambda: not any(os.path.exists(f"/proc/{pid}") for pid in below | servers))
