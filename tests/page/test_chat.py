@@ -19,6 +19,7 @@ from playwright.sync_api import expect
 pytestmark = pytest.mark.timeout(300)
 COUNTER = Path(__file__).parents[1] / "data" / "counter.gguf"
 SIZES = ("--context", "1024", "--kv-tokens", "8192", "--max-running", "4", "--threads", "1", "--kv-type", "f32")
+KEY = "open-sesame-open-sesame"
 TWO = ("--devices", "cpu:2", "--layout", "pipeline", "--flip", "manual")
 LONG = {"max_tokens": 700, "temperature": 0, "ignore_eos": True}
 
@@ -235,7 +236,10 @@ def test_a_page_left_open_over_a_restart_of_the_server_finds_it_again(
 
 
 def test_a_server_with_keys_asks_for_one(box: Box, open_chat: Callable[[str], Chat], browser: Any) -> None:
-    run = box.up(str(COUNTER), *SIZES, "--api-key", "open-sesame")
+    keys = box.folder / "keys"
+    keys.write_text(f"{KEY}\n")
+    keys.chmod(0o600)
+    run = box.up(str(COUNTER), *SIZES, "--api-key-file", str(keys))
     page = browser.new_context().new_page()
     try:
         chat = Chat(page, run.url)
@@ -245,7 +249,7 @@ def test_a_server_with_keys_asks_for_one(box: Box, open_chat: Callable[[str], Ch
         chat.ask("count 17:")
         expect(page.locator("#settings")).to_be_visible()
         expect(page.locator("#key")).to_be_focused()
-        page.keyboard.type("open-sesame")
+        page.keyboard.type(KEY)
         page.keyboard.press("Enter")
         expect(page.locator("#state-dot")).to_have_attribute("data-kind", "ready", timeout=ANSWER_MS)
         page.get_by_role("button", name="Retry").click()

@@ -19,7 +19,8 @@ function wanted() {
   return Object.hasOwn(VIEWS, name) ? name : "chat";
 }
 
-function show(name, moveFocus) {
+// At the start the message box gets the focus, where that does not raise a keyboard on the screen.
+function show(name, atStart) {
   if (name === shown) return;
   if (shown === "box") stopBox();
   shown = name;
@@ -30,7 +31,7 @@ function show(name, moveFocus) {
   }
   document.title = TITLES[name];
   if (name === "box") startBox(byId("box-root"), api);
-  if (moveFocus && name === "chat" && matchMedia("(pointer: fine)").matches) byId("input").focus();
+  if (atStart && name === "chat" && matchMedia("(pointer: fine)").matches) byId("input").focus();
 }
 
 function showState(state) {
@@ -46,5 +47,5 @@ byId("skip").addEventListener("click", (event) => {
 addEventListener("hashchange", () => show(wanted(), false));
 onState(showState);
 startChat(api);
-show(wanted(), false);
+show(wanted(), true);
 watch();

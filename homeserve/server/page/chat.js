@@ -133,8 +133,8 @@ async function answer() {
   running = null;
   setBusy(false);
   quiet();
+  follow(offer);
   if (!keep(turns)) notice("This conversation has become too long to be kept over a reload. Export saves it.");
-  offer();
 }
 
 async function finish(told, turn, mine, streamed) {

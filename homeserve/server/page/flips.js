@@ -40,7 +40,7 @@ export function underWay(flips) {
 export class Flips {
   constructor({onFlip}) {
     this.policy = h("p", {class: "policy"});
-    this.button = h("button", {type: "button", onclick: () => this.asked && onFlip(this.asked)});
+    this.button = h("button", {type: "button", hidden: true, onclick: () => this.asked && onFlip(this.asked)});
     this.answer = h("p", {class: "answer", role: "status"});
     this.timeline = new Timeline();
     this.speeds = table("Speed of each layout", SPEEDS);
