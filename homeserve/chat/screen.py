@@ -126,8 +126,8 @@ class RichScreen:
             live.update("", refresh=True)
             live.stop()
         self._echo.restore()
-        if rest.strip():
-            self._console.print(_markdown(rest))
+        for line in self._rendered(rest):
+            self._console.print(line, soft_wrap=True)
 
     def note(self, text: str) -> None:
         self._console.print(self._dim(cleaned(text)))
@@ -140,20 +140,27 @@ class RichScreen:
             self.note(f"thought for {seconds:.1f} s")
 
     def _print(self, block: str) -> None:
-        """For good, above what is drawn."""
+        """For good, above what is drawn, with an empty line behind it."""
         self._erase()
-        self._console.print(_markdown(block))
-        self._console.print()
+        for line in [*self._rendered(block), ""]:
+            self._console.print(line, soft_wrap=True)
 
     def _open_block(self) -> RenderableType:
         from rich.text import Text
 
-        text = self._blocks.open
-        width, most = self._console.width, max(1, self._console.height - _SPARE_LINES)
-        lines = self._console.render_lines(_markdown(text), self._console.options.update(width=width), pad=False)
-        return Text("\n").join(
-            Text.assemble(*((part.text, part.style or "") for part in line)) for line in lines[-most:]
-        )
+        most = max(1, self._console.height - _SPARE_LINES)
+        return Text("\n").join(self._rendered(self._blocks.open)[-most:])
+
+    def _rendered(self, markdown: str) -> list[Text]:
+        """Lines as wide as the screen at most, without the empty ones at the ends."""
+        from rich.text import Text
+
+        lines = self._console.render_lines(_markdown(markdown), self._console.options.update(width=self._console.width))
+        made = [Text.assemble(*((part.text, part.style or "") for part in line)) for line in lines]
+        for line in made:
+            line.rstrip()
+        full = [at for at, line in enumerate(made) if line]
+        return made[full[0] : full[-1] + 1] if full else []
 
     def _end_of_thought(self) -> RenderableType:
         """Its last lines, as the screen breaks them."""
