@@ -116,6 +116,8 @@ class Engine:
         self._late_ends: list[tuple[Sequence, FinishReason]] = []
         """What was ended from outside during a flip, in order."""
         self._unarmed_step = False
+        self._news: list[TokenStream] = []
+        """Streams with something for their listeners."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._quiet = asyncio.Event()
         self._quiet.set()
@@ -188,6 +190,7 @@ class Engine:
             self.limits.stream_tokens,
             lambda held: self._hold(sequence, held),
             sequence.drafted.counts,
+            self._tell_soon,
         )
         self._streams[sequence.key] = stream
         self._sequences[stream] = sequence
@@ -482,6 +485,17 @@ class Engine:
             stream.push(TokenEvent(*told))
         if not self._streams:
             self._quiet.set()
+
+    def _tell_soon(self, stream: TokenStream) -> None:
+        """Behind the step that is under way: the next plan is issued first, and then all are told in one go."""
+        if not self._news:
+            asyncio.get_running_loop().call_soon(self._tell)
+        self._news.append(stream)
+
+    def _tell(self) -> None:
+        news, self._news = self._news, []
+        for stream in news:
+            stream.tell()
 
     def _hold(self, sequence: Sequence, held: bool) -> None:
         sequence.held = held

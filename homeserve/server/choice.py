@@ -86,6 +86,16 @@ class Choice:
         self.thought_tokens = 0
         self.finish: str | None = None
 
+    @property
+    def plain(self) -> bool:
+        """Whether every token is a part of the text and nothing else: `push_plain` does."""
+        return not (self._silent or self._text.has_stops) and type(self._reader) is PlainReader
+
+    def push_plain(self, tokens: Sequence[int]) -> str:
+        """The text that `tokens` make complete, of a choice that is plain and goes on."""
+        self.completion_tokens += len(tokens)
+        return self._text.push_plain(tokens)
+
     def push(self, event: TokenEvent) -> Piece:
         """The next piece. Raises ChoiceFailed. After the finish, pieces are empty."""
         if self.finish is not None:

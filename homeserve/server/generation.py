@@ -68,6 +68,10 @@ class Generation:
         taken.set()
         return events
 
+    def only_stream(self) -> TokenStream | None:
+        """That of a request that is one sequence: its events may be listened to. None where there are several."""
+        return self.streams[0] if len(self.streams) == 1 else None
+
     def end(self, index: int) -> None:
         """This sequence has said enough (a stop string matched)."""
         self._engine.abort(self.streams[index], FinishReason.STOP)

@@ -16,7 +16,7 @@ other count, so that the two add up to the prompt. Nothing is charged for puttin
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -100,6 +100,9 @@ class MessageShape:
 
     def error(self, error: RequestError) -> Event:
         return _event(messages_error(error, self._request_id))
+
+    def text_frames(self) -> Callable[[str], bytes] | None:
+        return None
 
     def ping(self) -> Event | None:
         return _event({"type": "ping"})

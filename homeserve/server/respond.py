@@ -2,6 +2,10 @@
 
     Ask ──▶ Generation (submit) ──events──▶ Choice (parts) ──pieces──▶ Shape (JSON) ──▶ body | EventStream
 
+A stream of one choice goes a shorter way as long as its client reads what is written (`_Direct`): the engine's step
+ends in one call that turns each stream's tokens into bytes and gives them to its socket, and the handler sleeps until
+there is something to wait for.
+
 What the engine refuses (queue full, draining, context) is raised before the response begins and becomes an HTTP status.
 What fails later in a stream becomes an error event in the stream, our own bugs too: a status cannot be told any more. A
 client that leaves cancels the handler, or makes a write fail; either way `Generation` aborts what is open.
@@ -9,10 +13,12 @@ client that leaves cancels the handler, or makes a write fail; either way `Gener
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -26,9 +32,12 @@ from homeserve.server.metrics import ModelMetrics
 from homeserve.server.parts import Parts, Served
 from homeserve.server.request_log import text_of
 from homeserve.server.request_record import CLIENT_LEFT, CLIENT_STALLED, RequestRecord, current_record
-from homeserve.server.shape import Counts, Event, Shape, Told
+from homeserve.server.shape import Counts, Event, Shape, Told, frame
 from homeserve.server.sse import ClientLeft, ClientStalled, EventStream
 from homeserve.server.timing import timing_block
+
+if TYPE_CHECKING:
+    from homeserve.engine.stream import TokenStream
 
 log = logging.getLogger("homeserve.server")
 
@@ -97,6 +106,16 @@ class Answer:
             for index, piece in made:
                 self._kept[index].extend(piece.tokens)
         return made
+
+    def plain_text(self, event: TokenEvent) -> str | None:
+        """What `push` makes of an event of the only choice, where that is text and nothing else; else None, and nothing
+        has been pushed."""
+        choice = self._choices[0]
+        more = event.finish is not None or event.logprobs or event.prompt_logprobs or self._kept is not None
+        if more or choice.finish is not None or not choice.plain:
+            return None
+        self._observe(0, len(event.tokens))
+        return choice.push_plain(event.tokens)
 
     def note(self, record: RequestRecord) -> None:
         """Tell the request's record what came of it."""
@@ -183,7 +202,12 @@ async def _stream(
         events = shape.begin(answer.told)
         if events:
             await out.send(events)
+        stream = generation.only_stream()
         while not answer.complete:
+            if stream is not None:
+                if unwritten := await _Direct(stream, answer, shape, out).run():
+                    await out.write(unwritten)
+                continue
             events = _events(answer.push(await generation.next_events()), answer, shape)
             if events:
                 await out.send(events)
@@ -203,6 +227,54 @@ async def _stream(
     finally:
         out.close()
     return out.response
+
+
+class _Direct:
+    """Writes the answer of one sequence as it comes, in the engine's own call."""
+
+    def __init__(self, stream: TokenStream, answer: Answer, shape: Shape, out: EventStream) -> None:
+        self._stream = stream
+        self._answer = answer
+        self._shape = shape
+        self._out = out
+        self._text_frames: Callable[[str], bytes] | None = None
+        """Known once a piece has been written the long way."""
+        self._over: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> bytes:
+        """Until the answer is complete, or its client does not keep up: then returns what could not be written. Raises
+        ChoiceFailed, ClientLeft, and whatever goes wrong here."""
+        self._stream.listen(self._take)
+        try:
+            return await self._over
+        finally:
+            self._stream.listen(None)
+
+    def _take(self, event: TokenEvent) -> None:
+        """Whatever happens is told to the handler; other streams have their turn behind this one."""
+        try:
+            data = self._bytes(event)
+            if data and not self._out.write_nowait(data):
+                self._end(data)
+            elif self._answer.complete:
+                self._end(b"")
+        except Exception as error:  # noqa: BLE001  the handler raises it
+            self._stream.listen(None)
+            if not self._over.done():
+                self._over.set_exception(error)
+
+    def _end(self, unwritten: bytes) -> None:
+        self._stream.listen(None)
+        if not self._over.done():
+            self._over.set_result(unwritten)
+
+    def _bytes(self, event: TokenEvent) -> bytes:
+        if self._text_frames is not None and (text := self._answer.plain_text(event)) is not None:
+            return self._text_frames(text) if text else b""
+        events = _events(self._answer.push([(0, event)]), self._answer, self._shape)
+        if events and self._text_frames is None:
+            self._text_frames = self._shape.text_frames()
+        return b"".join([frame(each) for each in events])
 
 
 async def _send_error(out: EventStream, shape: Shape, error: RequestError) -> None:

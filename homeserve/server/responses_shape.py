@@ -14,7 +14,7 @@ a thought or a call go out with the text behind it, for nobody can tell where be
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from homeserve.errors import RequestError
@@ -72,6 +72,10 @@ class ResponsesShape:
         response["error"] = {"code": "server_error", "message": error.message}
         (event,) = self._events([{"type": "response.failed", "response": response}])
         return event
+
+    def text_frames(self) -> Callable[[str], bytes] | None:
+        """Events are numbered."""
+        return None
 
     def ping(self) -> Event | None:
         return None

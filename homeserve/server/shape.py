@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from homeserve.errors import RequestError
+from homeserve.server.bodies import encode
 from homeserve.server.choice import Piece
 
 
@@ -21,6 +22,19 @@ class Event(NamedTuple):
 
     data: dict[str, Any]
     name: str = ""
+
+
+def frame(event: Event) -> bytes:
+    """As it goes over the wire."""
+    name = b"event: " + event.name.encode() + b"\n" if event.name else b""
+    return name + b"data: " + encode(event.data) + b"\n\n"
+
+
+def frames_of_text(event: Event, mark: str) -> Callable[[str], bytes]:
+    """Writes `event` with another text in the place of `mark`, behind which it has nothing that looks like it."""
+    before, found, behind = frame(event).rpartition(encode(mark))
+    assert found, "the event has the mark"
+    return lambda text: before + encode(text) + behind
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -59,6 +73,11 @@ class Shape(Protocol):
 
     def piece(self, index: int, piece: Piece, told: Told) -> list[Event]:
         """What a piece of choice `index` makes; none if there is nothing to tell."""
+        ...
+
+    def text_frames(self) -> Callable[[str], bytes] | None:
+        """Of a stream of one choice that has begun: what writes a piece that is text and nothing else, as `piece` and
+        `frame` would, at once. None where a piece tells more, or this shape has no such way."""
         ...
 
     def end(self, told: Told) -> list[Event]:

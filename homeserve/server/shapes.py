@@ -8,7 +8,7 @@ choices that `stream_options.include_usage` asks for.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from homeserve import __version__
@@ -16,7 +16,7 @@ from homeserve.errors import RequestError
 from homeserve.server.ask import Ask
 from homeserve.server.choice import TOOL_CALLS, Piece
 from homeserve.server.logprobs import chat_logprobs, completion_logprobs, join_lists, prompt_logprobs
-from homeserve.server.shape import Event, Told
+from homeserve.server.shape import Event, Told, frames_of_text
 from homeserve.server.timing import usage_block
 from homeserve.text.answer import Part, PartKind
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from homeserve.text.tokenizer import Tokenizer
 
 FINGERPRINT = f"homeserve-{__version__}"
+_MARK = "\x00"
+"""Stands for the text of a chunk that is made ahead."""
 
 
 class _Frame:
@@ -67,6 +69,17 @@ class _Frame:
         if chunks and len(self._ended) == len(self._ask.calls) and not self._ask.include_usage:
             self._close(chunks[-1], told)
         return [Event(chunk) for chunk in chunks]
+
+    def text_frames(self) -> Callable[[str], bytes] | None:
+        ask = self._ask
+        if ask.logprobs >= 0 or ask.token_ids or ask.continuous_usage:
+            return None
+        piece = Piece(parts=(Part(PartKind.TEXT, _MARK),))
+        assert 0 in self._begun, "the first piece tells more than its text"
+        (chunk,) = self._chunks(0, piece)
+        if ask.include_usage:
+            chunk["usage"] = None
+        return frames_of_text(Event(chunk), _MARK)
 
     def end(self, told: Told) -> list[Event]:
         if not self._ask.include_usage:

@@ -15,8 +15,7 @@ from contextlib import suppress
 
 from aiohttp import web
 
-from homeserve.server.bodies import encode
-from homeserve.server.shape import Event
+from homeserve.server.shape import Event, frame
 
 PING_S = 15.0
 """Silence after which a comment line keeps proxies and clients from giving up."""
@@ -80,10 +79,24 @@ class EventStream:
 
     async def send(self, events: Sequence[Event]) -> None:
         """All events in one write."""
-        await self._write(b"".join([_frame(event) for event in events]))
+        await self.write(b"".join([frame(event) for event in events]))
+
+    def write_nowait(self, data: bytes) -> bool:
+        """Write if that need not wait, and say whether: the client has read, or the kernel taken, all of before."""
+        transport = self._request.transport
+        if self._writing or transport is None or len(data) >= BUFFER_BYTES or transport.get_write_buffer_size():
+            return False
+        self._written = self._loop.time()
+        try:
+            self.response.write(data).send(None)
+        except StopIteration:
+            return True
+        except ConnectionResetError as error:
+            raise ClientLeft(str(error)) from None
+        raise AssertionError("a write into an empty buffer does not wait")
 
     async def done(self) -> None:
-        await self._write(_DONE)
+        await self.write(_DONE)
 
     def _look(self) -> None:
         """Ping where nothing was written for long enough, unless a write waits for the client already; look again when
@@ -98,9 +111,10 @@ class EventStream:
     async def _say_alive(self) -> None:
         event = self._make_ping()
         with suppress(ClientLeft, ClientStalled):  # the next event meets the same, and whoever sends it is told
-            await self._write(_PING if event is None else _frame(event))
+            await self.write(_PING if event is None else frame(event))
 
-    async def _write(self, data: bytes) -> None:
+    async def write(self, data: bytes) -> None:
+        """Frames, however long the client takes to make room for them."""
         self._written = self._loop.time()
         transport = self._request.transport
         try:
@@ -123,8 +137,3 @@ class EventStream:
         transport = self._request.transport
         if transport is not None:
             transport.abort()
-
-
-def _frame(event: Event) -> bytes:
-    name = b"event: " + event.name.encode() + b"\n" if event.name else b""
-    return name + b"data: " + encode(event.data) + b"\n\n"

@@ -19,6 +19,10 @@ class StopMatcher:
         self.matched: str | None = None
         """The stop that was found."""
 
+    @property
+    def has_stops(self) -> bool:
+        return bool(self._stops)
+
     def push(self, text: str) -> tuple[str, bool]:
         """(text safe to send, whether a stop was found): with a stop, the text ends before it, the rest is dropped."""
         if not self._stops:

@@ -46,6 +46,17 @@ class TextStream:
     def stop(self) -> str | None:
         return self._matcher.matched
 
+    @property
+    def has_stops(self) -> bool:
+        return self._matcher.has_stops
+
+    def push_plain(self, ids: Sequence[int]) -> str:
+        """The text that `push` gives where there are no stops, and nothing else."""
+        text = self._detokenizer.push(ids)
+        self._chars += len(text)
+        self.tokens += len(ids)
+        return text
+
     def push(self, ids: Sequence[int]) -> TextDelta:
         """Add ids; they are looked at one by one, so that the token that completes a stop is known."""
         parts: list[str] = []
