@@ -98,7 +98,7 @@ def test_a_text_is_drawn_the_same_in_pieces_and_at_a_cost_of_its_length(
         ("a [b](https://ex", "<p>a b</p>"),
         ("a\n\n#", "<p>a</p>"),
         ("a\n\n--", "<p>a</p>"),
-        ("| a | b", '<table><thead><tr><th>a</th><th>b</th></tr></thead></table>'),
+        ("| a | b", "<table><thead><tr><th>a</th><th>b</th></tr></thead></table>"),
         ("2 * 3 and 4*5", "<p>2 * 3 and 4*5</p>"),
         ("- a\n- ", "<ul><li>a</li><li></li></ul>"),
     ],

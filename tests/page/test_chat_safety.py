@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from chat_page import Chat
+
 from homeserve.server.page import POLICY
 
 pytestmark = pytest.mark.timeout(600)
@@ -104,11 +105,10 @@ def test_the_policy_stops_what_would_get_through(chat: Chat) -> None:
     assert [each["content-security-policy"] for each in headers] == [POLICY]
     script = """() => { document.body.insertAdjacentHTML("beforeend",
         "<img src=x onerror='window.ran = 1'><p id=styled style='color: rgb(1, 2, 3)'>x</p>");
-        const made = document.createElement("script"); made.textContent = "window.ran = 2"; document.body.append(made); }"""
+        const made = document.createElement("script"); made.textContent = "window.ran = 2";
+        document.body.append(made); }"""
     chat.page.evaluate(script)
     chat.page.wait_for_timeout(300)
     assert chat.page.evaluate("window.ran ?? null") is None
     assert chat.page.evaluate("getComputedStyle(document.getElementById('styled')).color") != "rgb(1, 2, 3)"
     assert any("Content Security Policy" in each for each in chat.events)
-
-

@@ -28,7 +28,7 @@ export class MemoryBars {
     this.name = name;
     this.prefix = `p${made++}`;
     this.readout = h("p", {class: "readout"});
-    this.picture = s("svg", {role: "img", class: "picture"});
+    this.picture = s("svg", {role: "img", "aria-label": "nothing to show yet", class: "picture"});
     this.stops = [];
     this.cursor = new Cursor(`Memory of ${name}: part by part`, this);
     this.plot = h("div", {class: "plot"}, this.picture, this.cursor.node);

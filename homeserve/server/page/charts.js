@@ -96,7 +96,7 @@ export class TimeChart {
     this.data = null;
     this.stops = [];
     this.readout = h("span", {class: "readout"});
-    this.picture = s("svg", {role: "img", class: "picture", height});
+    this.picture = s("svg", {role: "img", "aria-label": "nothing to show yet", class: "picture", height});
     this.hair = s("line", {class: "hair", y1: MARGIN.top, y2: height - MARGIN.bottom, visibility: "hidden"});
     this.cursor = new Cursor(`${title}: values over time`, this);
     this.legend = h("p", {class: "legend"});

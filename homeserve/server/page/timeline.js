@@ -15,7 +15,7 @@ const HEIGHT = 116,
 export class Timeline {
   constructor() {
     this.readout = h("span", {class: "readout"});
-    this.picture = s("svg", {role: "img", class: "picture", height: HEIGHT});
+    this.picture = s("svg", {role: "img", "aria-label": "nothing to show yet", class: "picture", height: HEIGHT});
     this.stops = [];
     this.cursor = new Cursor("Layouts, flips and events over time", this);
     this.plot = h("div", {class: "plot"}, this.picture, this.cursor.node);
