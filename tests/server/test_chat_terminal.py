@@ -123,8 +123,10 @@ def test_a_conversation(terminal: Any) -> None:
     chat.type("What is the capital of France?" + ENTER)
     chat.wait("an answer with its numbers", lambda: "first after" in chat.text)
     assert "Paris" in chat.text
+    chat.wait_prompt()
     chat.type("two" + NEXT_LINE + "lines" + ENTER)
     chat.wait("the second answer", lambda: chat.text.count("first after") == 2)
+    chat.wait_prompt()
     assert "> two\n. lines" in chat.text
     chat.type("/set temperature 9" + ENTER)
     chat.wait("an error", lambda: "error: temperature: 9 is outside 0 to 2" in chat.text)
