@@ -11,7 +11,8 @@ from playwright.sync_api import expect
 ANSWER_MS = 90_000
 # Everything that an answer may become. What is not here was made by markup of the model.
 ALLOWED = set(
-    "a blockquote br button code del div em h3 h4 h5 h6 hr li ol p pre span strong table tbody td th thead tr ul".split()
+    "a blockquote br button code del div em h3 h4 h5 h6 hr li ol p pre span strong "
+    "table tbody td th thead tr ul".split()
 )
 ATTRIBUTES = {"class", "href", "rel", "target", "title", "tabindex", "role", "aria-label", "type", "start"}
 

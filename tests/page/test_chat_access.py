@@ -10,7 +10,8 @@ from playwright.sync_api import expect
 
 pytestmark = pytest.mark.timeout(600)
 SIZES = {"phone": {"width": 390, "height": 844}, "desk": {"width": 1440, "height": 900}}
-TEXT = "# Plan\n\n**a** `b` [c](https://example.invalid)\n\n- [x] d\n\n> e\n\n| f |\n|---|\n| 1 |\n\n```python\nx = 1  # g\n```"
+TEXT = "# Plan\n\n**a** `b` [c](https://example.invalid)\n\n- [x] d\n\n> e\n\n"
+TEXT += "| f |\n|---|\n| 1 |\n\n```python\nx = 1  # g\n```"
 
 
 @pytest.mark.parametrize("size", SIZES)
