@@ -348,3 +348,66 @@ def test_percentiles_of_nothing_are_unknown() -> None:
 
     assert percentiles(deque()) == {"p50": None, "p99": None}
     assert percentiles(deque([2.0, 1.0, 3.0])) == {"p50": 2.0, "p99": 2.0}
+
+
+def test_the_next_plan_goes_out_before_a_listener_hears() -> None:
+    async def scenario() -> None:
+        engine, fleet = make()
+        stream = engine.submit(call(max_tokens=3))
+        heard: list[tuple[tuple[int, ...], int]] = []
+        stream.listen(lambda event: heard.append((event.tokens, fleet.seq)))
+        fleet.answer()
+        before = fleet.seq
+        assert not heard and before > 1, "the plan behind the answered one"
+        await asyncio.sleep(0)
+        assert heard == [((103,), before)]
+
+    run(scenario)
+
+
+def test_a_listener_hears_all_that_is_unread_and_nothing_twice() -> None:
+    async def scenario() -> None:
+        engine, fleet = make()
+        stream = engine.submit(call(max_tokens=6))
+        fleet.answer()
+        heard: list[int] = []
+        stream.listen(lambda event: heard.extend(event.tokens))
+        fleet.answer()
+        await asyncio.sleep(0)
+        stream.listen(None)
+        fleet.answer()
+        await asyncio.sleep(0)
+        assert heard == [103, 104]
+        while engine.snapshot().running or engine.snapshot().waiting:
+            fleet.answer()
+        rest, last = await read_all(stream)
+        assert heard + rest == [103 + i for i in range(6)] and last.finish is FinishReason.LENGTH
+
+    run(scenario)
+
+
+def test_a_listener_that_does_not_listen_any_more_holds_its_sequence() -> None:
+    """The backlog of a stream is bounded, whoever reads it."""
+
+    async def scenario() -> None:
+        engine, fleet = make()
+        stream = engine.submit(call(max_tokens=50))
+        stream.listen(lambda event: stream.listen(None))
+        for _ in range(20):
+            if fleet.plans:
+                fleet.answer()
+                await asyncio.sleep(0)
+        assert stream.usage.completion_tokens < 12 and not fleet.plans
+        tokens, last = await _read_on(stream, fleet)
+        assert last.finish is FinishReason.LENGTH and tokens[-1] == 103 + 49
+
+    run(scenario)
+
+
+async def _read_on(stream: TokenStream, fleet: FakeFleet) -> tuple[list[int], TokenEvent]:
+    reading = asyncio.create_task(read_all(stream))
+    while not reading.done():
+        if fleet.plans:
+            fleet.answer()
+        await asyncio.sleep(0)
+    return await reading
