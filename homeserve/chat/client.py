@@ -90,6 +90,15 @@ class Client:
                 found = (await response.json(content_type=None))["data"]
             return [ListedModel(str(each["id"]), str((each.get("homeserve") or {}).get("state", ""))) for each in found]
 
+    async def first_model(self) -> str:
+        """The one that is listed first: servers of others want to be told a name. Empty where none is listed yet, or
+        the server cannot be asked, which whoever asks it next is told."""
+        try:
+            models = await self.models()
+        except SettingError:
+            return ""
+        return models[0].id if models else ""
+
     async def ask(self, messages: Sequence[Mapping[str, str]], fields: Mapping[str, Any]) -> AsyncIterator[Piece]:
         """The answer to a conversation. Raises SettingError for what the server refuses, and where it goes away."""
         body = {"messages": messages, "stream": True, "stream_options": {"include_usage": True}, **fields}

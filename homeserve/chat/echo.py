@@ -1,5 +1,6 @@
 """The terminal's own echo: off while an answer is drawn, because what is typed meanwhile (`^C` too) would move the
-cursor that the drawing counts on."""
+cursor that the drawing counts on. It is not lost: the next line begins with it, and its Enter sends, because a
+carriage return stays one."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ class Echo:
         except (termios.error, ValueError, OSError):
             return
         self._before = [*now]
+        now[0] &= ~termios.ICRNL
         now[3] &= ~(termios.ECHO | termios.ECHOCTL)
         termios.tcsetattr(self._descriptor, termios.TCSANOW, now)
 

@@ -108,6 +108,8 @@ class Session:
         return whole
 
     async def _answer(self, messages: list[dict[str, str]], answer: list[str], facts: list[Facts]) -> None:
+        if not self.model:
+            self.model = await self._client.first_model()
         fields = self.fields | ({"model": self.model} if self.model else {})
         async with aclosing(self._client.ask(messages, fields)) as pieces:  # type: ignore[type-var]
             async for piece in pieces:

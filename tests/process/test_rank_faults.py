@@ -22,12 +22,12 @@ from typing import Any
 import pytest
 
 from budget.ranks import TOKEN_FLOATS, decode_groups, plans_in_flight
-from homeserve.resident import Relay
 from homeserve.engine.engine import Engine
 from homeserve.engine.request import EngineLimits, FinishReason, GenerateCall
 from homeserve.engine.scheduler import plan_bytes_limit, result_bytes_limit
 from homeserve.engine.stream import TokenStream
 from homeserve.fleet import ActSizes, Fleet, FleetSpec
+from homeserve.resident import Relay
 from homeserve.wire.records import LoadSpec, Sampling
 
 Run = Callable[[Callable[[], Awaitable[None]]], None]

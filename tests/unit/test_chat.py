@@ -300,6 +300,9 @@ class FakeClient:
                 raise piece
             yield piece
 
+    async def first_model(self) -> str:
+        return ""
+
     async def models(self) -> list[Any]:
         from homeserve.chat.client import ListedModel
 
