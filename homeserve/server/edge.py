@@ -113,6 +113,9 @@ async def _answer(
         log.exception("request %s: %s %s failed", request_id, request.method, visit.record.path)
         failure = RequestFailed(request_id)
     visit.record.code = failure.code
+    if request.writer.output_size:
+        # A second head would be taken for a part of the answer; that it is not whole is all that can be told.
+        raise ConnectionError("the answer had begun")
     return error_response(failure, request.path, request_id)
 
 

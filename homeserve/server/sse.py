@@ -22,6 +22,8 @@ PING_S = 15.0
 BUFFER_BYTES = 1 << 16
 """Bytes that may wait for a client to read them, in the process and (twice as many) in the kernel, which would else
 take megabytes for a client that reads nothing before anybody noticed."""
+_FRAMING_BYTES = 1 << 10
+"""More than the protocol adds to a write."""
 _DONE = b"data: [DONE]\n\n"
 _PING = b": ping\n\n"
 
@@ -84,7 +86,9 @@ class EventStream:
     def write_nowait(self, data: bytes) -> bool:
         """Write if that need not wait, and say whether: the client has read, or the kernel taken, all of before."""
         transport = self._request.transport
-        if self._writing or transport is None or len(data) >= BUFFER_BYTES or transport.get_write_buffer_size():
+        if self._writing or transport is None or transport.get_write_buffer_size():
+            return False
+        if len(data) >= BUFFER_BYTES - _FRAMING_BYTES:
             return False
         self._written = self._loop.time()
         try:

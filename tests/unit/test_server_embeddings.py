@@ -8,12 +8,13 @@ import base64
 import json
 import math
 import struct
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from http_world import World, serving
 
@@ -300,6 +301,26 @@ def test_a_long_answer_comes_in_pieces_and_says_the_same(monkeypatch: pytest.Mon
                 assert told(answer) == [list(floats_of(vector((at,), "last"))) for at in range(inputs)]
 
     run(main)
+
+
+def test_a_bug_behind_the_head_ends_the_connection_and_is_no_second_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any) -> Iterator[bytes]:
+        yield b'{"object":'
+        raise RuntimeError("a bug")
+
+    async def scenario() -> None:
+        monkeypatch.setattr(embeddings, "WHOLE_FLOATS", 0)
+        monkeypatch.setattr(embeddings, "answer_pieces", broken)
+        async with world_of() as world:
+            got = b""
+            with pytest.raises(aiohttp.ClientPayloadError):
+                async with world.client.post(world.url(PATH), json={"input": "a"}) as response:
+                    assert response.status == 200
+                    async for data in response.content.iter_any():
+                        got += data
+            assert got == b'{"object":'
+
+    asyncio.run(scenario())
 
 
 def test_pieces_of_an_answer_are_one_json() -> None:

@@ -288,7 +288,8 @@ async def test_a_stalled_reader_is_let_go() -> None:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sse.EventStream, "abandon", abandon)
-            patch.setattr(sse.EventStream, "send", _fat_send)
+            patch.setattr(sse.EventStream, "write_nowait", lambda stream, data: False)
+            patch.setattr(sse.EventStream, "write", _fat_write)
             body = json.dumps({"prompt": "q", "stream": True, "max_tokens": 200}).encode()
             head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
             writer.write(head.encode() + body)
@@ -297,9 +298,12 @@ async def test_a_stalled_reader_is_let_go() -> None:
         writer.close()
 
 
-async def _fat_send(self: sse.EventStream, payloads: list[bytes]) -> None:
+_write = sse.EventStream.write
+
+
+async def _fat_write(self: sse.EventStream, data: bytes) -> None:
     """Fills every buffer between the server and a client that does not read."""
-    await self._write(b": " + b"x" * (1 << 20) + b"\n\n")
+    await _write(self, b": " + b"x" * (1 << 20) + b"\n\n")
 
 
 # ---------------------------------------------------------------------------------------------------- errors and limits

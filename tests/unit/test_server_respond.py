@@ -147,6 +147,20 @@ async def test_a_piece_that_tells_more_than_its_text_is_not_made_ahead(
     assert found and set(found) == {None}
 
 
+async def test_a_client_that_has_left_when_its_text_is_written_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_nowait(out: sse.EventStream, data: bytes) -> bool:
+        raise sse.ClientLeft("gone")
+
+    monkeypatch.setattr(sse.EventStream, "write_nowait", write_nowait)
+    async with serving() as world:
+        world.fleet.held = True
+        body = {"prompt": "q", "stream": True, "max_tokens": 40}
+        async with world.client.post(world.url("/v1/completions"), json=body):
+            await world.wait_for(lambda: world.running == 1)
+            world.fleet.release(1)
+            await world.wait_for(lambda: world.running == 0)
+
+
 async def test_a_reader_who_does_not_keep_up_is_waited_for_and_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every other write finds a full buffer."""
     tries = []
