@@ -24,6 +24,7 @@ from typing import Any
 from budget.beside import promised
 from budget.facts import Box
 from budget.plan import Plan
+from homeserve.attempt import Attempt, CalledOff
 from homeserve.errors import (
     BudgetError,
     DoesNotFit,
@@ -76,7 +77,7 @@ class _Hosted:
         """As it was loaded last."""
         self.turn = asyncio.Lock()
         """One life at a time."""
-        self.task: asyncio.Task[None] | None = None
+        self.attempt = Attempt()
         """What is being done to bring it in."""
         self.watch: asyncio.Task[None] | None = None
         """Waits for its engine to give up, as long as it is in."""
@@ -139,7 +140,7 @@ class ModelHost:
     @property
     def stage(self) -> str:
         """Of a load that is under way; empty: none is. May be asked in any thread."""
-        loading = (each.resident for each in self._hosted.values() if each.task is not None and not each.task.done())
+        loading = (each.resident for each in self._hosted.values() if each.attempt.under_way)
         return next((resident.progress.stage for resident in loading if resident is not None), "")
 
     @property
@@ -282,19 +283,20 @@ class ModelHost:
 
     def _begin(self, hosted: _Hosted, act: Open | Look | Load | CancelLoad | Unload) -> None:
         if isinstance(act, CancelLoad):
-            if hosted.task is not None:
-                hosted.task.cancel()
+            hosted.attempt.call_off()
             self._spawn(self._discard(hosted))
         elif isinstance(act, Unload):
             log.info("unloading a model", extra={"model": hosted.name})
             self._spawn(self._unload(hosted, cut=act.cut))
-        elif isinstance(act, Open):
-            hosted.task = self._spawn(self._open(hosted))
-        elif isinstance(act, Look):
-            hosted.task = self._spawn(self._look(hosted, act))
         else:
-            log.info("loading a model", extra={"model": hosted.name})
-            hosted.task = self._spawn(self._load(hosted))
+            hosted.attempt = Attempt()
+            if isinstance(act, Open):
+                self._spawn(self._open(hosted, hosted.attempt))
+            elif isinstance(act, Look):
+                self._spawn(self._look(hosted, act, hosted.attempt))
+            else:
+                log.info("loading a model", extra={"model": hosted.name})
+                self._spawn(self._load(hosted, hosted.attempt))
 
     def _answer(self, ticket: int, error: RequestError | None) -> None:
         answer = self._tickets.get(ticket)
@@ -333,71 +335,75 @@ class ModelHost:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a task of the models failed", exc_info=error)
 
-    async def _open(self, hosted: _Hosted) -> None:
+    async def _open(self, hosted: _Hosted, attempt: Attempt) -> None:
         """Find the model and read what a plan needs."""
-        key = hosted.key
+        key, failure = hosted.key, ""
         async with hosted.turn:
             await self._drop(hosted)
-            hosted.resident = Resident(hosted.settings, self._environ, _Logged(hosted), self._memory, self._read_box)
+            resident = Resident(hosted.settings, self._environ, _Logged(hosted), self._memory, self._read_box)
+            hosted.resident = resident
             try:
-                await hosted.resident.open()
-            except HomeserveError as error:
+                await attempt.run(resident.open())
+            except CalledOff:
                 await self._drop(hosted)
-                self._do(self._residency.load_failed(key, said(error), self._clock()))
                 return
-        self._do(self._residency.opened(key, self._clock()))
+            except Exception as error:  # noqa: BLE001  the edge: whatever it is, who waits is told
+                failure = reason_of(error)
+                await self._drop(hosted)
+        if failure:
+            self._do(self._residency.load_failed(key, failure, self._clock()))
+        else:
+            self._do(self._residency.opened(key, self._clock()))
 
-    async def _look(self, hosted: _Hosted, act: Look) -> None:
+    async def _look(self, hosted: _Hosted, act: Look, attempt: Attempt) -> None:
         """Which of the others have to leave."""
         resident, key = hosted.resident, hosted.key
         assert resident is not None, "opened"
-        inside = [self._plan_of(self._hosted[other]) for other in act.others]
-        leaving: tuple[str, ...] | None
         try:
-            if act.ahead:
-                waits, keep = self._hosted[act.ahead].resident, [each not in act.leaving for each in act.others]
-                both = await asyncio.to_thread(self._room.both_fit, resident, waits, inside, keep, self._pids())
-                leaving = () if both else None
-            else:
-                places = await asyncio.to_thread(self._room.in_the_way, resident, inside, self._pids())
-                leaving = tuple(act.others[place] for place in places)
+            leaving = await attempt.run(self._leaving(resident, act))
+        except CalledOff:
+            return
         except BudgetError as error:
             self._do(self._residency.looked(act.look, None, said(error), self._clock()))
-        except HomeserveError as error:
-            self._do(self._residency.load_failed(key, said(error), self._clock()))
+            self._spawn(self._discard(hosted))
+        except Exception as error:  # noqa: BLE001  the edge: whatever it is, who waits is told
+            self._do(self._residency.load_failed(key, reason_of(error), self._clock()))
             self._spawn(self._discard(hosted))
         else:
             self._do(self._residency.looked(act.look, leaving, "", self._clock()))
+
+    async def _leaving(self, resident: Resident, act: Look) -> tuple[str, ...] | None:
+        """Raises the BudgetError of a model that does not fit even alone."""
+        inside = [self._plan_of(self._hosted[other]) for other in act.others]
+        if act.ahead:
+            waits, keep = self._hosted[act.ahead].resident, [each not in act.leaving for each in act.others]
+            both = await asyncio.to_thread(self._room.both_fit, resident, waits, inside, keep, self._pids())
+            return () if both else None
+        places = await asyncio.to_thread(self._room.in_the_way, resident, inside, self._pids())
+        return tuple(act.others[place] for place in places)
 
     def _plan_of(self, hosted: _Hosted) -> Plan | None:
         return hosted.resident.plan if hosted.resident is not None else None
 
     def _pids(self) -> list[int]:
-        """Every process of ours that holds memory."""
-        pids = [os.getpid()]
-        for loaded in self.loaded:
-            pids += [pid for _, pid, _ in loaded.fleet.regions()]
-            pids += [pid for pid in (loaded.templates.pid, loaded.grammars.pid) if pid is not None]
-        return pids
+        """Every process of ours that holds memory, those of models on their way out too."""
+        residents = (each.resident for each in self._hosted.values() if each.resident is not None)
+        return [os.getpid(), *(pid for resident in residents for pid in resident.pids())]
 
-    async def _load(self, hosted: _Hosted) -> None:
-        key = hosted.key
-        others = [each for each in self._hosted.values() if each.resident is not None and each.resident.loaded]
-        inside = [self._plan_of(each) for each in others]
-        why, reason = Why.FAILED, ""
+    async def _load(self, hosted: _Hosted, attempt: Attempt) -> None:
+        """Its outcome is told whatever it is, also where it was called off."""
+        key, why, reason = hosted.key, Why.FAILED, ""
         async with hosted.turn:
             resident = hosted.resident
             assert resident is not None, "opened"
             try:
-                pids = self._pids()
-                box = await asyncio.to_thread(self._room.beside, inside, pids)
-                loaded = await resident.load(box)
-            except asyncio.CancelledError:
+                loaded = await attempt.run(self._bring_in(resident))
+            except CalledOff:
                 why = Why.UNLOADED
             except BudgetError as error:
                 why, reason = Why.DOES_NOT_FIT, said(error)
-            except HomeserveError as error:
-                reason = said(error)
+            except Exception as error:  # noqa: BLE001  the edge: whatever it is, who waits is told
+                reason = reason_of(error)
             else:
                 self._in(hosted, loaded)
                 return
@@ -405,6 +411,12 @@ class ModelHost:
         if reason:
             log.error("a model could not be loaded", extra={"model": hosted.name, "why": reason})
         self._do(self._residency.load_failed(key, reason, self._clock(), why=why))
+
+    async def _bring_in(self, resident: Resident) -> Loaded:
+        others = [each for each in self._hosted.values() if each.resident is not None and each.resident.loaded]
+        inside = [self._plan_of(each) for each in others]
+        box = await asyncio.to_thread(self._room.beside, inside, self._pids())
+        return await resident.load(box)
 
     def _in(self, hosted: _Hosted, loaded: Loaded) -> None:
         hosted.info = loaded.model
@@ -426,9 +438,13 @@ class ModelHost:
             self._do(self._residency.gave_up(hosted.key, failure.message, self._clock()))
 
     async def _unload(self, hosted: _Hosted, *, cut: bool) -> None:
+        """What goes wrong on the way is logged; that the model is out is told in any case."""
         async with hosted.turn:
-            if hosted.resident is not None:
-                await hosted.resident.drain(self._settings.drain_timeout_s if cut else 0.0, self._hurry)
+            try:
+                if hosted.resident is not None:
+                    await hosted.resident.drain(self._settings.drain_timeout_s if cut else 0.0, self._hurry)
+            except Exception:
+                log.exception("a model did not drain", extra={"model": hosted.name})
             await self._drop(hosted)
         self._on_change()
         await asyncio.to_thread(_give_back)
@@ -441,11 +457,19 @@ class ModelHost:
                 await self._drop(hosted)
 
     async def _drop(self, hosted: _Hosted) -> None:
+        """Until it is gone, its processes and what was promised to it count."""
         if hosted.watch is not None:
             hosted.watch.cancel()
-        resident, hosted.resident, hosted.watch = hosted.resident, None, None
-        if resident is not None:
+            hosted.watch = None
+        resident = hosted.resident
+        if resident is None:
+            return
+        try:
             await _whole(resident.stop())
+        except Exception:
+            log.exception("a model did not go without an error", extra={"model": hosted.name})
+        finally:
+            hosted.resident = None
 
     async def _keep_time(self) -> None:
         """Tells the state machine of the time, when it has something to do then."""
@@ -477,6 +501,14 @@ class _Logged:
 
     def on_progress(self, progress: LoadProgress) -> None:
         """Whoever wants to know asks the status."""
+
+
+def reason_of(error: Exception) -> str:
+    """What to tell of a failure. One that we do not know how to tell is our fault, and in the log."""
+    if isinstance(error, HomeserveError):
+        return said(error)
+    log.error("a model failed by an error of the server's own", exc_info=error)
+    return f"an error of the server's own ({type(error).__name__}): its log has more"
 
 
 def said(error: HomeserveError) -> str:

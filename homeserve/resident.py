@@ -92,6 +92,8 @@ class Resident:
         self._memory = memory
         self._read_box = read_box
         self._stack = AsyncExitStack()
+        self._going: Loaded | None = None
+        """What was loaded, while it is taken down."""
         self._by_itself = False
         """The ranks are cards, and nobody said so."""
         self._prewarmed: asyncio.Task[None] | None = None
@@ -176,8 +178,19 @@ class Resident:
 
     async def stop(self) -> None:
         """Take everything down in reverse."""
-        self.loaded = None
-        await self._stack.aclose()
+        self._going, self.loaded = self.loaded, None
+        try:
+            await self._stack.aclose()
+        finally:
+            self._going = None
+
+    def pids(self) -> list[int]:
+        """Its processes, until they are gone."""
+        loaded = self.loaded or self._going
+        if loaded is None:
+            return []
+        helpers = (loaded.templates.pid, loaded.grammars.pid)
+        return [*(pid for _, pid, _ in loaded.fleet.regions()), *(pid for pid in helpers if pid is not None)]
 
     # ---------------------------------------------------------------------------------------------------------- steps
 

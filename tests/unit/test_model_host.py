@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -18,7 +19,6 @@ from homeserve.errors import (
     BudgetError,
     DoesNotFit,
     Draining,
-    HomeserveError,
     ModelError,
     ModelInUse,
     ModelLoadFailed,
@@ -34,7 +34,9 @@ class FakeResident:
     """Loads when `gate` is open. `broken` has errors by model id."""
 
     gate: asyncio.Event
-    broken: dict[str, HomeserveError]
+    going: asyncio.Event
+    """Open: `stop` ends at once."""
+    broken: dict[str, Exception]
     made: list[FakeResident]
 
     def __init__(self, settings: Settings, *more: Any) -> None:
@@ -68,6 +70,12 @@ class FakeResident:
     async def stop(self) -> None:
         self.loaded = None
         self.stops += 1
+        await self.going.wait()
+        if error := self.broken.get(f"stop {self.settings.model_id}"):
+            raise error
+
+    def pids(self) -> list[int]:
+        return [len(self.made)]
 
 
 class OneAtATime:
@@ -89,7 +97,9 @@ class OneAtATime:
 @asynccontextmanager
 async def hosting(monkeypatch: pytest.MonkeyPatch, *names: str, on_change: Any = None) -> AsyncIterator[ModelHost]:
     FakeResident.gate, FakeResident.broken, FakeResident.made = asyncio.Event(), {}, []
+    FakeResident.going = asyncio.Event()
     FakeResident.gate.set()
+    FakeResident.going.set()
     monkeypatch.setattr(model_host, "Resident", FakeResident)
     monkeypatch.setattr(model_host, "Room", OneAtATime)
     monkeypatch.setattr(model_host, "_give_back", lambda: None)
@@ -221,3 +231,65 @@ async def test_a_drain_sends_away_who_waits(monkeypatch: pytest.MonkeyPatch) -> 
         await host.drain(1, asyncio.Event())
         with pytest.raises(Draining):
             await waiting
+
+
+async def test_a_load_that_is_called_off_twice_is_told_once_and_the_next_one_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second one strikes while the first one's take-down is under way."""
+    async with hosting(monkeypatch, "a", "b") as host:
+        FakeResident.gate.clear()
+        FakeResident.going.clear()
+        host.begin_load("b")
+        FakeResident.going.set()  # a goes
+        await until(lambda: len(FakeResident.made) == 2 and state(host, "b") == "loading" and not host.loaded)
+        for _ in range(8):
+            await asyncio.sleep(0)
+        FakeResident.going.clear()
+        host.begin_unload("b", force=True)
+        await until(lambda: FakeResident.made[-1].stops > 0)
+        host.begin_unload("b", force=True)
+        FakeResident.going.set()
+        await until(lambda: state(host, "b") == "unloaded")
+        FakeResident.gate.set()
+        async with asyncio.timeout(5), host.lease("b") as loaded:
+            assert loaded.model.id == "b"
+
+
+@pytest.mark.parametrize("where", ["open b", "b"])
+async def test_an_error_that_nobody_foresaw_fails_the_model_and_not_the_host(
+    monkeypatch: pytest.MonkeyPatch, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with hosting(monkeypatch, "a", "b") as host:
+        FakeResident.broken[where] = ValueError("a bug")
+        with caplog.at_level(logging.CRITICAL), pytest.raises(ModelLoadFailed, match="error of the server's own"):
+            async with asyncio.timeout(5), host.lease("b"):
+                pass
+        FakeResident.broken.clear()
+        for name in "ab":
+            async with asyncio.timeout(5), host.lease(name) as loaded:
+                assert loaded.model.id == name
+
+
+async def test_a_model_that_goes_with_an_error_is_out_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with hosting(monkeypatch, "a", "b") as host:
+        FakeResident.broken["stop a"] = OSError("busy")
+        with caplog.at_level(logging.CRITICAL):
+            async with asyncio.timeout(5), host.lease("b"):
+                assert state(host, "a") == "unloaded"
+            FakeResident.broken.clear()
+            async with asyncio.timeout(5), host.lease("a") as loaded:
+                assert loaded.model.id == "a"
+
+
+async def test_processes_of_a_model_count_until_they_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with hosting(monkeypatch, "a", "b") as host:
+        FakeResident.going.clear()
+        host.begin_unload("a", force=True)
+        await until(lambda: FakeResident.made[0].stops > 0)
+        assert host._pids()[1:] == FakeResident.made[0].pids()
+        FakeResident.going.set()
+        await until(lambda: state(host, "a") == "unloaded")
+        assert len(host._pids()) == 1
