@@ -115,6 +115,8 @@ async def _answer(
     visit.record.code = failure.code
     if request.writer.output_size:
         # A second head would be taken for a part of the answer; that it is not whole is all that can be told.
+        visit.record.status = failure.status
+        request.app[PARTS].metrics.count_response(failure.status)
         raise ConnectionError("the answer had begun")
     return error_response(failure, request.path, request_id)
 

@@ -161,7 +161,7 @@ async def _fed(parts: Parts, engine: Engine, calls: Sequence[GenerateCall], requ
     try:
         return await Feed(engine, calls).run()
     except EmbeddingFailed as failure:
-        if failure.finish is FinishReason.ABORT and parts.context.state() == "draining":
+        if failure.finish is FinishReason.ABORT and (parts.draining or engine.state in ("draining", "stopped")):
             raise Draining("the server is shutting down and ended this request") from None
         _log.error("request %s failed: %s", request_id, failure)
         raise RequestFailed(request_id) from None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from homeserve.errors import Draining, Loading, ModelNotLoaded, UnknownModel
+from homeserve.errors import Draining, Loading, ModelNotLoaded, ModelUnloaded, UnknownModel
 from homeserve.server.bodies import BodyDecoder
 from homeserve.server.context import Loaded, ServerContext, State
 from homeserve.server.held import Held
@@ -63,11 +63,16 @@ class Parts:
     @asynccontextmanager
     async def lease(self, asked: str | None) -> AsyncIterator[Loaded]:
         """The model that a request names, or the one used last, loaded if need be; it stays in until the answer is out.
-        Raises UnknownModel, and what loading it fails of."""
+        Raises UnknownModel, and what loading it fails of; ModelUnloaded where it is taken away and the server stays."""
         async with self.context.models.lease(asked) as served:
             self.metrics.past.see(self.context.loaded)
             current_record().model = served.model.id
-            yield served
+            try:
+                yield served
+            except Draining:
+                if self.draining:
+                    raise
+                raise ModelUnloaded(served.model.id) from None
 
     def served(self, asked: str | None = None) -> Loaded:
         """A model that is in, for whoever only looks: the one used last, or the one called `asked`. Raises Loading,

@@ -703,3 +703,12 @@ async def test_ids_that_the_model_lacks_never_reach_a_plan() -> None:
         )
         assert world.fleet.seq == plans
         assert (await world.post("/detokenize", {"tokens": [97] * 257}))[1]["error"]["param"] == "tokens"
+
+
+async def test_a_model_that_is_taken_away_is_told_as_that_and_not_as_the_servers_end() -> None:
+    """Its engine takes nothing any more, between the lease and the call."""
+    async with serving() as world:
+        await world.model.engine.drain(0)
+        assert_error(await world.chat(), 503, "model_unloaded", "model")
+        status, body = await world.post("/v1/embeddings", {"input": "a"})
+        assert (status, body["error"]["code"]) == (503, "model_unloaded")
