@@ -1,7 +1,8 @@
 """What stands before the replicas of a Ray cluster: one request in, one response out, whichever replica gives it.
 
 It keeps a promise: as long as nothing of an answer was sent to the client, the loss of a replica is not the client's
-business, and the request is asked again elsewhere. So the head of a stream is held until its first event is there, and
+business, and the request is asked again elsewhere: once after a death behind it, since it may be what kills, and for a
+while where no server was reached. So the head of a stream is held until its first event is there, and
 an answer that is no stream until it is whole. A stream that is cut after its beginning ends with an error event in the
 shape of its route. A client that leaves cancels the call, which closes the replica's connection to its server, which
 aborts the request within a step.
@@ -22,7 +23,7 @@ import msgspec
 
 from homeserve.errors import BodyTooLarge, ReplicaLost, RequestError, UnknownRoute
 from homeserve.integrations.prefix import prefix_text
-from homeserve.integrations.replica import HOP, Ask, Head, ServerGone
+from homeserve.integrations.replica import HOP, Ask, Head, ServerGone, ServerNotConnected
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -51,7 +52,9 @@ PASSED_ON = frozenset(
 """Method and path of what every replica answers alike."""
 REQUEST_ID = "x-request-id"
 RETRY_S = 60.0
-"""How long a request whose replicas are lost is asked again, before the client is told."""
+"""How long a request that reaches no server is asked again, before the client is told."""
+DEATHS_MOST = 2
+"""Replicas that may die behind one request: it may be what kills them."""
 RETRY_PAUSE_S = 0.1
 
 
@@ -77,22 +80,33 @@ class Ingress:
         known = "GET" if method == "HEAD" else method
         if (known, path) not in PASSED_ON and not (known == "GET" and path.startswith("/v1/models/")):
             raise UnknownRoute(path)
-        body = await request.body()
-        if len(body) > self._body_limit_bytes:
-            raise BodyTooLarge(f"a body of {len(body)} bytes; the limit is {self._body_limit_bytes}")
+        body = await self._body(request)
         headers = tuple((name, value) for name, value in request.headers.items() if name not in HOP)
         target = path + (f"?{request.url.query}" if request.url.query else "")
         return Ask(prefix_text(path, body), method, target, headers, body)
 
+    async def _body(self, request: Request) -> bytes:
+        """Holds no more than the limit and one piece. Raises BodyTooLarge, before it reads where the length is told."""
+        limit, told = self._body_limit_bytes, request.headers.get("content-length", "")
+        if told.isdecimal() and int(told) > limit:
+            raise BodyTooLarge(f"a body of {told} bytes; the limit is {limit}")
+        body = bytearray()
+        async for piece in request.stream():
+            body += piece
+            if len(body) > limit:
+                raise BodyTooLarge(f"a body of more than {limit} bytes, which is the limit")
+        return bytes(body)
+
     async def _answer(self, ask: Ask) -> Response:
-        """Asks again while nothing was sent. Raises ReplicaLost after RETRY_S."""
-        until = time.monotonic() + RETRY_S
+        """Asks again while nothing was sent. Raises ReplicaLost after DEATHS_MOST deaths or RETRY_S."""
+        until, deaths = time.monotonic() + RETRY_S, 0
         while True:
             try:
                 return await self._ask(ask)
             except self._lost as error:
-                log.warning("a replica was lost before it answered; asking again: %s", error)
-                if time.monotonic() > until:
+                deaths += not isinstance(error, ServerNotConnected)
+                log.warning("a replica was lost before it answered: %s", error)
+                if deaths >= DEATHS_MOST or time.monotonic() > until:
                     raise ReplicaLost() from None
             await asyncio.sleep(RETRY_PAUSE_S)
 

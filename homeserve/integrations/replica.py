@@ -58,6 +58,10 @@ class ServerGone(ConnectionError):
     """The server of a replica does not answer (any more)."""
 
 
+class ServerNotConnected(ServerGone):
+    """It took no connection, so it has not seen the request."""
+
+
 # -------------------------------------------------------------------------------------------------------------- replica
 
 
@@ -86,6 +90,8 @@ class Replica:
                 body = answer.content.iter_any()
                 async for piece in whole_events(body) if head.is_stream else body:
                     yield piece
+        except aiohttp.ClientConnectorError as error:
+            raise ServerNotConnected(f"replica {self._id}: {error!r}") from None
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ServerGone(f"replica {self._id}: {error!r}") from None
 

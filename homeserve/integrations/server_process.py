@@ -7,6 +7,7 @@ on a free port of 127.0.0.1 and ends with its parent (`tether`).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -91,12 +92,13 @@ class ServerProcess:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _watch(self, process: subprocess.Popen[str]) -> None:
-        """Passes its stderr on until it ends."""
+        """Passes its stderr on until it ends; reads on when nobody takes it, since its end has to be noticed."""
         assert process.stderr is not None
         with process.stderr as lines:
             for line in lines:
                 self._told.append(line)
-                sys.stderr.write(line)
+                with contextlib.suppress(OSError, ValueError):  # closed or full: an error still quotes the line
+                    sys.stderr.write(line)
         code = process.wait()
         if self._ready and not self._stopping.is_set():
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -12,7 +12,7 @@ import pytest
 
 from homeserve.integrations import ingress as rooms
 from homeserve.integrations.ingress import Ingress
-from homeserve.integrations.replica import Ask, Head, ServerGone
+from homeserve.integrations.replica import Ask, Head, ServerGone, ServerNotConnected
 
 JSON = Head(200, (("content-type", "application/json"), ("x-homeserve-replica", "a")))
 EVENTS = Head(200, (("content-type", "text/event-stream"), ("x-homeserve-replica", "a")))
@@ -72,12 +72,14 @@ class Asked:
     """A request as Starlette has it."""
 
     def __init__(self, method: str, path: str, body: bytes = b"", query: str = "", **headers: str) -> None:
-        self.method, self._body = method, body
+        self.method, self._body, self.read = method, body, 0
         self.url = SimpleNamespace(path=path, query=query)
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
-    async def body(self) -> bytes:
-        return self._body
+    async def stream(self) -> AsyncIterator[bytes]:
+        for at in range(0, len(self._body), 100):
+            self.read = at + 100
+            yield self._body[at : at + 100]
 
 
 @pytest.fixture(autouse=True)
@@ -142,7 +144,7 @@ async def test_a_client_that_leaves_before_the_first_event_does_too() -> None:
 
 async def test_after_a_while_the_client_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rooms, "RETRY_S", -1.0)
-    response = await call(Replicas(Stream(ActorDied())))
+    response = await call(Replicas(Stream(ServerNotConnected())))
     assert response.status == 503 and b"replica_lost" in response.body
     assert (b"retry-after", b"1") in response.raw_headers
 
@@ -192,3 +194,23 @@ async def test_a_model_by_its_name_is_passed_on() -> None:
     replicas = Replicas(Stream(JSON, b"{}"))
     await call(replicas, Asked("GET", "/v1/models/a/b:c"))
     assert replicas.asked[0].target == "/v1/models/a/b:c" and replicas.asked[0].prompt
+
+
+@pytest.mark.parametrize("lost", [ActorDied(), ServerGone()])
+async def test_what_kills_two_replicas_is_asked_of_no_third(lost: Exception) -> None:
+    replicas = Replicas(Stream(lost), Stream(lost), Stream(JSON, b"{}"))
+    response = await call(replicas)
+    assert response.status == 503 and b"replica_lost" in response.body
+    assert len(replicas.asked) == 2
+
+
+async def test_a_server_that_was_not_reached_has_not_died_of_it() -> None:
+    replicas = Replicas(*(Stream(ServerNotConnected()) for _ in range(5)), Stream(ServerGone()), Stream(JSON, b"{}"))
+    assert (await call(replicas)).status == 200
+
+
+@pytest.mark.parametrize(("told", "read"), [({"content_length": "5000"}, 0), ({}, 1100)])
+async def test_a_body_is_read_no_further_than_its_limit(told: dict[str, str], read: int) -> None:
+    asked = Asked("POST", "/v1/chat/completions", b"x" * 5000, **told)
+    assert (await call(Replicas(), asked)).status == 413
+    assert asked.read == read
