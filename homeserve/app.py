@@ -253,7 +253,7 @@ class App:
         logging.getLogger().addHandler(kept)
         begin = {"version": __version__, "pid": os.getpid(), "url": url}
         kept.handle(log.makeRecord(log.name, logging.INFO, "", 0, "the server begins", (), None, extra=begin))
-        log_files.prune(folder, lambda pid: process_birth(pid) is not None)
+        log_files.prune(kept.path, lambda pid: process_birth(pid) is not None)
         assert self._record is not None
         self._record.keeps_log(kept.path)
 

@@ -6,7 +6,8 @@ Modules log with the standard library (`logging.getLogger(__name__)`); facts go 
         text   12:30:01.250 WARNING fleet: worker lost  rank=0 seq=17
         json   {"at": "2025-01-31T12:30:01.250Z", "level": "warning", "from": "fleet", "event": "worker lost", …}
 
-A line break inside an event is written as `\\n`, so that a line is always an event. Values whose name says that they
+A line break inside an event is written as `\\n`, so that a line is always an event, and so is every other control
+character (`\\x1b`): what a client sent cannot steer the terminal of who reads the log. Values whose name says that they
 are secret, and words that look like a key, are masked at the last moment, whoever logged them.
 
 What is logged where requests are handled must not tell what users wrote. An exception's own words may quote it, so a
@@ -27,6 +28,9 @@ _PACKAGE = "homeserve."
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
 _SECRET_NAME = re.compile(r"api_?key|authorization|token$|password|secret", re.I)
 _SECRET_WORD = re.compile(r"(?<![\w-])(?:Bearer\s+\S+|sk-[\w-]{8,}|hf_[A-Za-z0-9]{8,})")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_LATE_CONTROL = re.compile(r"[\x7f-\x9f]")
+"""DEL and C1: control characters that JSON leaves as they are."""
 _OF_REQUESTS = ("homeserve.server", "homeserve.text", "asyncio", "aiohttp")
 """Loggers of whoever handles what users wrote."""
 _CHAIN_LEN = 8
@@ -89,7 +93,8 @@ class JsonLines(_Lines):
         line.update((name, value) for name, value in _facts(record).items() if name not in line)
         if trace := self._trace(record):
             line["trace"] = trace
-        return json.dumps(line, default=str, ensure_ascii=False)
+        text = json.dumps(line, default=str, ensure_ascii=False)
+        return _LATE_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def places_of(error: BaseException) -> str:
@@ -133,4 +138,5 @@ def _short(name: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    return text.replace("\r", "\\r").replace("\n", "\\n")
+    """`text` without control characters: C0, DEL and C1 are written as Python writes them."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)

@@ -16,7 +16,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,11 @@ class LogFile(logging.Handler):
         self._file: int | None = os.open(self.path, _CREATE, 0o600)
 
     def emit(self, record: logging.LogRecord) -> None:
-        data = f"{self.format(record)}\n".encode(errors="backslashreplace")
+        try:
+            data = f"{self.format(record)}\n".encode(errors="backslashreplace")
+        except Exception:  # noqa: BLE001 - a log call with wrong arguments is told of, and its caller goes on
+            self.handleError(record)
+            return
         try:
             if self._size and self._size + len(data) > self._limit:
                 self._turn()
@@ -103,13 +107,21 @@ def files(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: path.name, reverse=True)
 
 
-def prune(folder: Path, runs: Callable[[int], bool], kept: int = SERVERS_KEPT) -> None:
-    """Remove logs of servers that have ended, but for the last ones. `runs` tells of a pid."""
-    ended = [path for path in files(folder) if (name := Name.of(path)) is not None and not runs(name.pid)]
-    for path in ended[kept:]:
+def prune(own: Path, runs: Callable[[int], bool], kept: int = SERVERS_KEPT) -> None:
+    """Remove logs of servers that have ended from the folder of `own`, the log of this process, but for the last ones.
+
+    `runs` tells of a pid. Who had our pid before us has ended: in a container each server has the same. What cannot be
+    removed, such as another user's log in a folder of several, stays.
+    """
+    for path in [path for path in files(own.parent) if path != own and _has_ended(path, runs)][kept:]:
         for part in (path, turned(path)):
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 part.unlink()
+
+
+def _has_ended(path: Path, runs: Callable[[int], bool]) -> bool:
+    name = Name.of(path)
+    return name is not None and (name.pid == os.getpid() or not runs(name.pid))
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
@@ -117,11 +129,8 @@ def prune(folder: Path, runs: Callable[[int], bool], kept: int = SERVERS_KEPT) -
 
 def last_lines(path: Path, count: int) -> list[str]:
     """The last lines of a log, the older part of it included. Raises OSError."""
-    kept: deque[str] = deque(maxlen=count)
-    for part in (turned(path), path):
-        with suppress(FileNotFoundError), open(part, encoding="utf-8", errors="replace") as file:
-            kept.extend(line.rstrip("\n") for line in file)
-    return list(kept)
+    with closing(Follower(path)) as follower:
+        return follower.before(count)
 
 
 class Follower:
@@ -130,8 +139,19 @@ class Follower:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = open(path, "rb")
-        self._file.seek(0, os.SEEK_END)
+        self._begin = self._file.seek(0, os.SEEK_END)
         self._rest = b""
+
+    def before(self, count: int) -> list[str]:
+        """The last lines before those that it follows, the older part of the log included. Only before these."""
+        kept: deque[str] = deque(maxlen=count)
+        with suppress(FileNotFoundError), open(turned(self._path), "rb") as older:
+            # Turned since: the older part is then the file that is followed.
+            if not os.path.samestat(os.fstat(older.fileno()), os.fstat(self._file.fileno())):
+                kept.extend(_decoded(older.read()))
+        self._file.seek(0)
+        kept.extend(_decoded(self._file.read(self._begin)))
+        return list(kept)
 
     def __iter__(self) -> Iterator[str]:
         """What is new now."""
@@ -158,6 +178,10 @@ class Follower:
         except FileNotFoundError:
             return False  # in the middle of it, or swept
         return not os.path.samestat(there, os.fstat(self._file.fileno()))
+
+
+def _decoded(data: bytes) -> list[str]:
+    return [line.decode(errors="replace") for line in data.removesuffix(b"\n").split(b"\n")] if data else []
 
 
 def as_text(line: str) -> str:

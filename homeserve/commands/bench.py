@@ -55,6 +55,8 @@ WITH_URL = ("api_key_file", "model_id")
 UNREPEATED = ("api_key_file", "cache_dir", "capture_dir", "ready_file")
 """Folders and files of this machine: not in the command that a result names."""
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Ctrl-C, the request to end, and what comes when the window is closed."""
 _REPEAT = Option("int", "", "", low=1, high=REPEAT_MOST)
 
 
@@ -183,9 +185,9 @@ class Temporary:
         return self._server.spawned
 
     def stop(self) -> None:
-        server, self._server = self._server, None
-        if server is not None:
-            server.stop()
+        if self._server is not None:
+            self._server.stop()
+        self._server = None
 
 
 class Running:
@@ -327,8 +329,10 @@ def _command(args: argparse.Namespace) -> str:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the run by the ordinary way out, which stops a temporary server."""
-    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    """What ends the run does so by the ordinary way out, which stops a temporary server. Under nohup the end of the
+    terminal is none."""
+    heard = [each for each in _ENDING if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN]
+    before = {number: signal.signal(number, _interrupt) for number in heard}
     try:
         yield
     finally:
@@ -342,5 +346,5 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 def _deaf() -> None:
     """From here on what was started is ended: a second Ctrl-C must not leave it behind."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _ENDING:
         signal.signal(number, signal.SIG_IGN)

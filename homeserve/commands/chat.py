@@ -55,11 +55,12 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         raise SettingError("MODEL is for a temporary server, and --url names one", field="url", fix="leave one out")
     if args.url and not args.url.startswith(("http://", "https://")):
         raise SettingError(f"--url {args.url}: is no URL", field="url", fix="give one such as http://127.0.0.1:8000")
+    fields = _fields(args)
     _any_text()
     for number in (signal.SIGINT, *_ENDING):
         signal.signal(number, _stop_here)
     with ExitStack() as stack:
-        url = args.url or _running_url(environ, args.model) or _temporary_url(stack, args.model)
+        url = args.url or _found_url(stack, environ, args.model)
         loop = asyncio.new_event_loop()
         stack.callback(loop.close)
         alone = args.prompt is not None
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             _screen(environ, plain=args.plain or alone),
             _Runner(loop),
             conversation=Conversation(_typed(args.system or "")),
-            fields=_fields(args),
+            fields=fields,
             environ=environ,
             width=lambda: max(COLUMNS_LEAST, shutil.get_terminal_size().columns),
             quiet=args.quiet or alone or not sys.stdin.isatty(),
@@ -153,16 +154,15 @@ def _stop_here(number: int, frame: object) -> None:
     raise SystemExit(INTERRUPTED)
 
 
-def _running_url(environ: Mapping[str, str], model: str | None) -> str | None:
-    """The newest server that is ready; none where a model was asked for by name."""
+def _found_url(stack: ExitStack, environ: Mapping[str, str], model: str | None) -> str:
+    """The newest server that is ready; a temporary one where there is none, or a model was asked for by name."""
     ready = running_urls(environ)
-    return ready[0] if ready and model is None else None
-
-
-def _temporary_url(stack: ExitStack, model: str | None) -> str:
+    if ready and model is None:
+        return ready[0]
+    why = f"MODEL is named, so {ready[0]} is not asked" if ready else "no server runs"
     server = TemporaryServer(model)
     stack.callback(server.stop)
-    print("no server runs; starting a temporary one …", file=sys.stderr, flush=True)
+    print(f"{why}; starting a temporary one …", file=sys.stderr, flush=True)
     return server.start()
 
 

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     show = _as_json if args.json else _as_text
     try:
         with closing(log_files.Follower(path)) as follower:
-            for line in log_files.last_lines(path, lines):
+            for line in follower.before(lines):
                 show(line)
             if args.follow and instance is not None:
                 follow(follower, lambda: is_alive(instance), show)

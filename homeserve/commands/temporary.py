@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from homeserve.errors import SettingError, WorkerStartError
@@ -26,7 +26,7 @@ def _signals_held() -> Iterator[None]:
     """A signal that ends this command waits until the block is through: one that struck between the fork and the line
     behind it would leave a process that nobody knows."""
     caught: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {
         number: signal.signal(number, lambda caught_number, _: caught.append(caught_number)) for number in numbers
     }
@@ -80,12 +80,16 @@ class TemporaryServer:
         return self._process.pid
 
     def stop(self) -> None:
-        process, self._process = self._process, None
+        """Idempotent. Interrupted while it waits, it does not wait any longer: the server is killed."""
+        process = self._process
         if process is not None and process.poll() is None:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_STOP_S)
+            finally:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+        self._process = None
         self._folder.cleanup()

@@ -45,6 +45,17 @@ def test_an_event_is_one_line(form: type[logging.Formatter]) -> None:
 
 
 @pytest.mark.parametrize("form", [TextLines, JsonLines])
+def test_no_control_character_is_written(form: type[logging.Formatter]) -> None:
+    controls = "".join(map(chr, [*range(0x20), *range(0x7F, 0xA0)]))
+    line = form().format(record(controls, path=f"/{controls}é"))
+    assert not set(line) & set(controls) and "é" in line
+    if form is JsonLines:
+        assert json.loads(line)["event"] == controls
+    else:
+        assert "\\x1b" in line and "\\x9b" in line and "\\n" in line
+
+
+@pytest.mark.parametrize("form", [TextLines, JsonLines])
 def test_no_secret_is_written(form: type[logging.Formatter]) -> None:
     facts = {"api_key": "alpha", "authorization": "beta", "hf_token": "gamma", "url": "x?k=sk-abcdefghijkl"}
     line = form().format(record("got Bearer delta and hf_abcdefghijkl", **facts))

@@ -85,10 +85,56 @@ def test_of_servers_that_have_ended_the_last_ones_stay(tmp_path: Path) -> None:
     turned(tmp_path / Name("20250131-120001", 101, 8000).file).touch()
     (tmp_path / "notes.log").touch()
     (tmp_path / "a-b-c-d.log").touch()
-    prune(tmp_path, lambda pid: pid == 100, kept=2)
+    prune(tmp_path / "own.log", lambda pid: pid == 100, kept=2)
     assert [Name.of(path).pid for path in files(tmp_path)] == [105, 104, 100]  # type: ignore[union-attr]
     assert sorted(os.listdir(tmp_path))[-2:] == ["a-b-c-d.log", "notes.log"] and len(os.listdir(tmp_path)) == 5
     assert files(tmp_path / "none") == []
+
+
+def test_who_had_our_pid_before_us_has_ended(tmp_path: Path) -> None:
+    old = [tmp_path / Name(f"20250131-12000{number}", os.getpid(), 8000).file for number in range(3)]
+    for path in old:
+        path.touch()
+    prune(old[1], lambda pid: True, kept=1)
+    assert files(tmp_path) == [old[2], old[1]]
+
+
+def test_a_log_that_cannot_be_removed_stays_and_the_others_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, ours = (tmp_path / Name(f"20250131-12000{number}", number, 8000).file for number in (2, 1))
+    theirs.touch()
+    ours.touch()
+    unlink = Path.unlink
+
+    def sticky(path: Path, missing_ok: bool = False) -> None:
+        if path == theirs:
+            raise PermissionError(1, "Operation not permitted")
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", sticky)
+    prune(tmp_path / "own.log", lambda pid: False, kept=0)
+    assert files(tmp_path) == [theirs]
+
+
+def test_a_bad_log_call_does_not_reach_its_caller(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    handler = LogFile(tmp_path, 1)
+    handler.handle(logging.LogRecord("homeserve.app", logging.INFO, "f.py", 1, "%d left", ("many",), None))
+    say(handler, "next")
+    handler.close()
+    assert [json.loads(line)["event"] for line in last_lines(handler.path, 9)] == ["next"]
+    assert "%d left" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("limit_bytes", [4000, 150])
+def test_what_came_since_is_shown_once(tmp_path: Path, limit_bytes: int) -> None:
+    handler = LogFile(tmp_path, 1, limit_bytes=limit_bytes)
+    say(handler, "before")
+    follower = Follower(handler.path)
+    say(handler, "since")
+    shown = [*follower.before(9), *follower]
+    assert [json.loads(line)["event"] for line in shown] == ["before", "since"]
+    assert turned(handler.path).exists() == (limit_bytes == 150)
+    follower.close()
+    handler.close()
 
 
 def test_who_follows_sees_lines_across_a_turn(tmp_path: Path) -> None:
