@@ -273,11 +273,16 @@ function linkTarget(text, at) {
 }
 
 function addressOf(inner) {
-  const found = /^\s*(?:<([^<>\n]*)>|(\S*))(?:\s+(?:"[^"]*"|'[^']*'|\([^()]*\)))?\s*$/.exec(inner);
-  const written = found ? (found[1] ?? found[2]) : "";
-  return written
+  const all = inner.trim();
+  const found = [/^<([^<>\n]*)>/.exec(all), /^(\S*)/.exec(all)].find((each) => each && endsOrTitled(all.slice(each[0].length)));
+  return (found ? found[1] : "")
     .replace(/\\([!-/:-@[-`{-~])/g, "$1")
     .replace(/&(?:#(\d{1,7})|#[xX]([0-9a-fA-F]{1,6})|([a-zA-Z]{2,8}));/g, (whole, ...groups) => entityText([whole, ...groups]) ?? whole);
+}
+
+// Whether nothing follows an address, or a title does.
+function endsOrTitled(rest) {
+  return rest === "" || (SPACE.test(rest[0]) && /^(?:"[^"]*"|'[^']*'|\([^()]*\))?$/.test(rest.trim()));
 }
 
 // ------------------------------------------------------------------------------------------------------------ emphasis

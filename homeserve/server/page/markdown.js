@@ -19,7 +19,7 @@ const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])( +|$)/;
 const TASK = /^\[([ xX])\] +/;
 const UNDERLINE = /^ {0,3}=+ *$/;
-const DELIMITERS = /^ *\|?(?: *:?-+:? *\|)+(?: *:?-+:? *)?$|^ *\| *:?-+:? *$/;
+const DELIMITERS = /^\|?(?: *:?-+:? *\|)+(?: *:?-+:?)?$|^\| *:?-+:?$/;  // of a line without its margins
 const BEGUN = /^ {0,3}(?:[-+*=_>|`~]{1,2}|#{1,6}|\d{1,9}[.)]?|[-+*] \[[ xX]?\]?) *$/;
 const DEPTH_MOST = 12;
 const FIRST_HEADING = 3;  // the page and its view have the first two levels
@@ -272,9 +272,9 @@ function tableAt(lines, at, open) {
   const line = lines[at];
   if (!line.includes("|")) return false;
   const next = lines[at + 1];
-  if (next !== undefined && DELIMITERS.test(next) && next.includes("|")) return cellsOf(next).length === cellsOf(line).length;
+  if (next !== undefined && DELIMITERS.test(next.trim()) && next.includes("|")) return cellsOf(next).length === cellsOf(line).length;
   if (!open || !/^ *\|/.test(line)) return false;
-  return at + 1 >= lines.length || (at + 2 === lines.length && /^ *[|:\- ]*$/.test(next));
+  return at + 1 >= lines.length || (at + 2 === lines.length && /^[|:\- ]*$/.test(next));
 }
 
 function table(lines, at) {
