@@ -45,11 +45,12 @@ WORKING: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "Say hello."},
     "/detokenize": {"tokens": [1, 2, 3]},
     "/v1/homeserve/flip": {"to": "tensor"},
+    "/v1/homeserve/models/{id}/unload": {"force": False},
 }
 """A body for each route that takes one; that none is missing is a test."""
 GENERATING = tuple(path for path, body in WORKING.items() if TOKENS in body.values())
 POSTS = tuple(path_of(route) for route in ROUTES if route.body is not None)
-GETS = tuple(path_of(route) for route in ROUTES if route.body is None)
+QUESTIONS = tuple((route.method, path_of(route)) for route in ROUTES if route.body is None)
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of", "min_tokens")
 
 
@@ -106,7 +107,10 @@ class Contract:
 
     def post(self, path: str, body: Any, **headers: str) -> schemathesis.Response:
         """Send this body; the answer fits the document."""
-        case = self.operation("POST", path).Case(body=body, media_type="application/json", headers=headers or None)
+        names = {"id": "none"} if "{id}" in path else None
+        case = self.operation("POST", path).Case(
+            body=body, media_type="application/json", headers=headers or None, path_parameters=names
+        )
         return self.send(case, "own")
 
     def get(self, path: str, **names: str) -> schemathesis.Response:
