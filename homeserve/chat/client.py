@@ -91,13 +91,14 @@ class Client:
             return [ListedModel(str(each["id"]), str((each.get("homeserve") or {}).get("state", ""))) for each in found]
 
     async def first_model(self) -> str:
-        """The one that is listed first: servers of others want to be told a name. Empty where none is listed yet, or
-        the server cannot be asked, which whoever asks it next is told."""
+        """The one that a server of others lists first, for those want to be told a name. Empty for our own, which takes
+        the one used last; where none is listed yet; and where the server cannot be asked, which whoever asks it next
+        is told."""
         try:
             models = await self.models()
         except SettingError:
             return ""
-        return models[0].id if models else ""
+        return models[0].id if models and not models[0].state else ""
 
     async def ask(self, messages: Sequence[Mapping[str, str]], fields: Mapping[str, Any]) -> AsyncIterator[Piece]:
         """The answer to a conversation. Raises SettingError for what the server refuses, and where it goes away."""
