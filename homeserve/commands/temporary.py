@@ -43,7 +43,19 @@ class TemporaryServer:
     """`start` returns the URL once requests are answered. Both methods may be interrupted; `stop` then cleans up."""
 
     def __init__(self, model: str | None, flags: Sequence[str] = ()) -> None:
-        up = [sys.executable, "-P", "-m", "homeserve", "up", "--port", "0", "--log-level", "warning", "--log-dir", "off"]
+        up = [
+            sys.executable,
+            "-P",
+            "-m",
+            "homeserve",
+            "up",
+            "--port",
+            "0",
+            "--log-level",
+            "warning",
+            "--log-dir",
+            "off",
+        ]
         self._command = [*up, *flags]
         self._model = [model] if model else []
         self._process: subprocess.Popen[bytes] | None = None
