@@ -24,7 +24,7 @@ from homeserve.commands.ps import duration
 from homeserve.commands.service_manager import Manager, ManagerError, State
 from homeserve.errors import SettingError
 from homeserve.instances import CANCEL_LIMIT_S, TEARDOWN_LIMIT_S, running, write_atomically
-from homeserve.settings import Settings, cache_dir, flag, runtime_dir
+from homeserve.settings import Settings, cache_dir, chosen, flag, runtime_dir
 
 if TYPE_CHECKING:
     import argparse
@@ -96,7 +96,10 @@ def service_of(settings: Settings, environ: Mapping[str, str], cwd: str) -> unit
     """The service that starts `homeserve up` with what flags and variables say. Raises SettingError for a model or key
     file that is not there, before anything is written."""
     table.read_api_keys(settings.api_key_file)
-    _check_model(settings.model)
+    entries = chosen(settings)
+    names: list[str | None] = [entry.path for entry in entries]
+    for name in names or [settings.model]:
+        _check_model(name)
     here = (Path(cwd) / "homeserve.toml").is_file()
     home = environ.get("HOME") or str(Path.home())
     return unit.Service(
@@ -104,7 +107,7 @@ def service_of(settings: Settings, environ: Mapping[str, str], cwd: str) -> unit
         arguments=arguments_of(settings, cwd),
         folder=cwd if here else home,
         environ={name: environ[name] for name in unit.KEPT_VARIABLES if environ.get(name)},
-        model=settings.model or "the default model",
+        model=settings.model or ("the models of homeserve.toml" if entries else "the default model"),
         stop_s=settings.leaving_s + CANCEL_LIMIT_S + TEARDOWN_LIMIT_S,
     )
 

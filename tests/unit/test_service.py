@@ -17,7 +17,7 @@ from homeserve.commands import service_unit as unit
 from homeserve.commands.announce import Announcer
 from homeserve.commands.notify import Notifier
 from homeserve.commands.service_manager import Manager, ManagerError, State, state_of
-from homeserve.errors import SettingError
+from homeserve.errors import ModelNotFound, SettingError
 from homeserve.server.context import LoadProgress
 from homeserve.settings import Settings, load
 
@@ -167,6 +167,20 @@ def test_paths_are_absolute_and_names_stay(tmp_path: Path) -> None:
         words = arguments(["./m.gguf", "--api-key-file", "keys"], {}, tmp_path)
         assert words == ["--model", str(tmp_path / "m.gguf"), "--api-key-file", str(tmp_path / "keys")]
         assert arguments(["hf:a/b:Q8_0"], {}, tmp_path) == ["--model", "hf:a/b:Q8_0"]
+
+
+def test_the_models_of_the_file_are_a_services_too(tmp_path: Path) -> None:
+    """Each of them is looked for, and MODEL may be the name of one."""
+    (tmp_path / "m.gguf").touch()
+    entries = '[[models]]\nid = "one"\npath = "{0}/m.gguf"\n[[models]]\nid = "two"\npath = "{0}/{1}"\n'
+    for argv, described in ((["two"], "two"), ([], "the models of homeserve.toml")):
+        (tmp_path / "homeserve.toml").write_text(entries.format(tmp_path, "m.gguf"))
+        settings = load(argv, {"HOME": str(tmp_path)}, tmp_path)
+        assert service.service_of(settings, {"HOME": str(tmp_path)}, str(tmp_path)).model == described
+        (tmp_path / "homeserve.toml").write_text(entries.format(tmp_path, "none.gguf"))
+        with pytest.raises(ModelNotFound, match="none.gguf"):
+            settings = load(argv, {"HOME": str(tmp_path)}, tmp_path)
+            service.service_of(settings, {"HOME": str(tmp_path)}, str(tmp_path))
 
 
 def test_a_ready_file_is_not_for_a_service(tmp_path: Path) -> None:
