@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from aiohttp import web
@@ -65,7 +66,7 @@ async def post_unload(request: web.Request) -> web.StreamResponse:
 
 
 def _begun(told: ModelTold, what: str) -> web.Response:
-    body = {"schema": 1, "id": told.id, "state": told.state, "url": f"/v1/models/{told.id}"}
+    body = {"schema": 1, "id": told.id, "state": told.state, "url": f"/v1/models/{quote(told.id, safe='')}"}
     return json_response(body, status=200 if told.state == _DONE[what] else 202)
 
 

@@ -8,11 +8,13 @@ import json
 import logging
 import os
 import socket
+import urllib.parse
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
 import uvloop
+import yarl
 from http_world import ANSWER, serving
 
 from homeserve.corridor import CorridorSampler
@@ -712,3 +714,15 @@ async def test_a_model_that_is_taken_away_is_told_as_that_and_not_as_the_servers
         assert_error(await world.chat(), 503, "model_unloaded", "model")
         status, body = await world.post("/v1/embeddings", {"input": "a"})
         assert (status, body["error"]["code"]) == (503, "model_unloaded")
+
+
+@pytest.mark.parametrize("name", ["a b/ä?x=1&y#z%2F", "tiny"])
+async def test_the_address_that_an_unload_tells_is_that_of_the_model(name: str) -> None:
+    async with serving() as world:
+        world.change(model=dataclasses.replace(world.model.model, id=name))
+        path = "/v1/homeserve/models/" + urllib.parse.quote(name, safe="") + "/load"
+        async with world.client.post(yarl.URL(world.url(path), encoded=True)) as response:
+            told = await response.json()
+        assert told["id"] == name
+        async with world.client.get(yarl.URL(world.url(told["url"]), encoded=True)) as response:
+            assert (await response.json())["id"] == name
