@@ -24,7 +24,7 @@ import pyte
 import pytest
 from box import Box, Run, children
 
-LIMIT_S = 20.0
+LIMIT_S = 90.0
 COUNTER = str(Path(__file__).parents[1] / "data" / "counter.gguf")
 ENTER, NEXT_LINE, CTRL_C, CTRL_D, CTRL_R, UP = "\r", "\x1b\r", "\x03", "\x04", "\x12", "\x1b[A"
 
