@@ -81,6 +81,8 @@ class Client:
         self.url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._sleep = sleep
+        self._first: str | None = None
+        """What `first_model` found; None while it has found nothing."""
 
     async def models(self) -> list[ListedModel]:
         """Raises SettingError."""
@@ -94,11 +96,14 @@ class Client:
         """The one that a server of others lists first, for those want to be told a name. Empty for our own, which takes
         the one used last; where none is listed yet; and where the server cannot be asked, which whoever asks it next
         is told."""
-        try:
-            models = await self.models()
-        except SettingError:
-            return ""
-        return models[0].id if models and not models[0].state else ""
+        if self._first is None:
+            try:
+                models = await self.models()
+            except SettingError:
+                return ""
+            if models:
+                self._first = "" if models[0].state else models[0].id
+        return self._first or ""
 
     async def ask(self, messages: Sequence[Mapping[str, str]], fields: Mapping[str, Any]) -> AsyncIterator[Piece]:
         """The answer to a conversation. Raises SettingError for what the server refuses, and where it goes away."""

@@ -14,7 +14,7 @@ import pytest
 
 from homeserve.chat.blocks import BLOCK_CHARS_MAX, Blocks
 from homeserve.chat.clean import cleaned
-from homeserve.chat.client import Facts, Text, Thought
+from homeserve.chat.client import Client, Facts, ListedModel, Text, Thought
 from homeserve.chat.conversation import BadFile, Conversation, Message
 from homeserve.chat.fields import field_named, value_of
 from homeserve.chat.line import HISTORY_MAX, History, PipedLines
@@ -397,3 +397,21 @@ def test_a_message_is_written_in_the_editor(tmp_path: Path) -> None:
 def test_an_unknown_order_ends_nothing() -> None:
     client, shown = conversed("/nope\na\n/exit\nb\n", [Text("A")])
     assert "there is no /nope" in shown and len(client.asked) == 1
+
+
+async def test_a_server_of_others_is_told_its_first_model_and_ours_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked until one is listed, and then never again."""
+    lists: list[Any] = [SettingError("away", field="url"), [], [ListedModel("x", "")]]
+
+    async def models(client: Client) -> list[ListedModel]:
+        found = lists.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return list(found)
+
+    monkeypatch.setattr(Client, "models", models)
+    client = Client("http://x", None)
+    assert [await client.first_model() for _ in range(4)] == ["", "", "x", "x"] and not lists
+    lists = [[ListedModel("ours", "loaded")]]
+    client = Client("http://x", None)
+    assert [await client.first_model() for _ in range(2)] == ["", ""] and not lists
